@@ -136,11 +136,11 @@ screenshots: setup ## Take pictures of the console's pages into docs/images, lig
 bench: setup .venv-peers/.stamp ## Measure against the peers that need no Docker, in one run: [CI_REPO=checkout of code-interpreter] [BENCH_FLAGS=--quick]
 	@mkdir -p .bench
 	$(BIN)/cloche bench $(BENCH_FLAGS) --json .bench/library.json
-	$(BIN)/cloche bench $(BENCH_FLAGS) --http --peers .venv-peers/bin/python $(if $(CI_REPO),--checkout "$(CI_REPO)") --json .bench/http.json --plot .bench/peers.svg
+	PYTHONPATH=tools $(BIN)/python -m bench $(BENCH_FLAGS) --peers .venv-peers/bin/python $(if $(CI_REPO),--checkout "$(CI_REPO)") --json .bench/http.json --plot .bench/peers.svg
 
-.venv-peers/.stamp: tools/bench_peers.txt | $(STAMP)
+.venv-peers/.stamp: tools/bench/peers.txt | $(STAMP)
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-peers
-	@$(BIN)/uv pip install --quiet --python .venv-peers/bin/python -r tools/bench_peers.txt
+	@$(BIN)/uv pip install --quiet --python .venv-peers/bin/python -r tools/bench/peers.txt
 	@touch $@
 
 .PHONY: clean

@@ -10,17 +10,35 @@ import pytest
 from click.testing import CliRunner
 
 from cloche import errors
-from cloche.bench import closed_loop, comparison, ipykernel_peer, plot, table
-from cloche.bench.http_rows import HTTP_PARTS, HTTP_ROWS
-from cloche.bench.lab import Lab, SampleCounts
-from cloche.bench.over_http import HttpLab
-from cloche.bench.peer_runs import PEERS, PeerMeasurements
-from cloche.bench.rows import PARTS, ROWS, SERVER_PARTS, SERVER_ROWS, BenchRow, choose_parts
+from cloche.bench import raw_http
+from cloche.bench.http_measurements import HttpLab
+from cloche.bench.lab import Lab, SampleCounts, missing_packages
+from cloche.bench.rows import (
+    HTTP_PARTS,
+    HTTP_ROWS,
+    PARTS,
+    ROWS,
+    SERVER_PARTS,
+    SERVER_ROWS,
+    BenchRow,
+    choose_parts,
+    is_bar_met,
+    results_document,
+    results_markdown,
+    row_cells,
+    row_ratio,
+)
 from cloche.bench.samples import SampleBook, Samples, WrongAnswer, expect_answer, split_evenly
-from cloche.bench.serving import ServerLab
+from cloche.bench.server_measurements import ServerLab
 from cloche.cli import main
 from cloche.config import Config
 from cloche.model import Template
+
+TOOLS = Path(__file__).parent.parent / "tools"
+sys.path.insert(0, str(TOOLS))
+from bench import comparison  # noqa: E402
+from bench.load_rows import LOAD_PARTS, LOAD_ROWS  # noqa: E402
+from bench.peer_runs import PEERS, PeerMeasurements  # noqa: E402
 
 TINY = SampleCounts(
     fast=2,
@@ -48,7 +66,7 @@ TINY = SampleCounts(
 
 @pytest.mark.long
 def test_every_row_is_measured_and_shown(data_dir: str, template: Template):
-    with_peer = not ipykernel_peer.missing_packages()
+    with_peer = not missing_packages()
     try:
         with Lab(Config(data_dir=data_dir), TINY) as lab:
             for part in PARTS:
@@ -59,9 +77,9 @@ def test_every_row_is_measured_and_shown(data_dir: str, template: Template):
     assert {key: samples.failures for key, samples in lab.book.rows.items() if samples.failures} == {}
     assert set(lab.book.rows) == expected
     assert all(lab.book[key].values for key in expected)
-    text = table.results_markdown(PARTS, lab.book, {"machine": "this one"})
+    text = results_markdown(PARTS, lab.book, {"machine": "this one"})
     assert all(ROWS[key].title in text for key in expected)
-    assert set(table.results_document(PARTS, lab.book, {})["rows"]) == expected
+    assert set(results_document(PARTS, lab.book, {})["rows"]) == expected
 
 
 def test_the_command_measures_the_rows_that_are_asked_for(data_dir: str, template: Template, tmp_path: Path):
@@ -94,7 +112,7 @@ def test_a_wrong_answer_is_a_failure_and_no_sample():
         expect_answer(False, "3")
         book.add("warm", 1.0)
     assert "warm" not in book and book["warm"].failures == [f"{WrongAnswer.__name__}: a wrong answer: '3'"]
-    assert table.row_cells(ROWS["warm"], book)[2:6] == ["1", "0.0%", "–", "–"]
+    assert row_cells(ROWS["warm"], book)[2:6] == ["1", "0.0%", "–", "–"]
 
 
 def test_a_failure_in_a_task_of_a_client_is_one_of_its_row_and_a_mistake_of_ours_ends_the_run():
@@ -127,7 +145,7 @@ def test_bars_are_judged_against_the_best_of_the_others(row: BenchRow, expected:
     book = SampleBook()
     for key, value in {"ours": 1.0, "fast": 4.0, "slow": 8.0, "absurd": -8.0}.items():
         book.add(key, value)
-    assert (table.row_ratio(row, book), table.is_bar_met(row, book)) == (expected, verdict)
+    assert (row_ratio(row, book), is_bar_met(row, book)) == (expected, verdict)
 
 
 def test_every_comparison_names_a_row_that_exists():
@@ -139,7 +157,7 @@ def test_every_row_through_a_server_is_measured(data_dir: str, template: Templat
     with ServerLab(Config(data_dir=data_dir), TINY) as lab:
         for part in SERVER_PARTS:
             part.measure(lab)
-    expected = {key for key in SERVER_ROWS if not ipykernel_peer.missing_packages() or not key.startswith("kernel_")}
+    expected = {key for key in SERVER_ROWS if not missing_packages() or not key.startswith("kernel_")}
     assert {key: samples.failures for key, samples in lab.book.rows.items() if samples.failures} == {}
     assert set(lab.book.rows) == expected
 
@@ -147,22 +165,22 @@ def test_every_row_through_a_server_is_measured(data_dir: str, template: Templat
 @pytest.mark.long
 def test_every_row_through_http_is_measured_and_drawn(data_dir: str, template: Template, tmp_path: Path):
     with HttpLab(Config(data_dir=data_dir), TINY) as lab:
-        for part in HTTP_PARTS:
+        for part in (*HTTP_PARTS, *LOAD_PARTS):
             part.measure(lab)
     assert {key: samples.failures for key, samples in lab.book.rows.items() if samples.failures} == {}
-    assert set(lab.book.rows) == set(HTTP_ROWS)
-    text = table.results_markdown(HTTP_PARTS, lab.book, {})
+    assert set(lab.book.rows) == set(HTTP_ROWS | LOAD_ROWS)
+    text = results_markdown(LOAD_PARTS, lab.book, {})
     assert "| ≥ 60/s |" in text and "| ≤ 5 MB |" in text
-    plot.draw_comparison(tmp_path / "peers.svg", lab.book, PeerMeasurements(lab.book))
+    comparison.draw_comparison(tmp_path / "peers.svg", lab.book, PeerMeasurements(lab.book))
     assert b"<svg" in (tmp_path / "peers.svg").read_bytes()
 
 
 def test_a_bar_without_another_row_is_for_the_median_in_its_unit():
     book = SampleBook()
     book.add("memory", 4e6)
-    assert table.is_bar_met(BenchRow(key="memory", title="", unit="MB", bar=5, limit=True), book) is True
-    assert table.is_bar_met(BenchRow(key="memory", title="", unit="MB", bar=3, limit=True), book) is False
-    assert table.is_bar_met(BenchRow(key="nothing", title="", unit="MB", bar=3, limit=True), book) is None
+    assert is_bar_met(BenchRow(key="memory", title="", unit="MB", bar=5, limit=True), book) is True
+    assert is_bar_met(BenchRow(key="memory", title="", unit="MB", bar=3, limit=True), book) is False
+    assert is_bar_met(BenchRow(key="nothing", title="", unit="MB", bar=3, limit=True), book) is None
 
 
 def test_peers_that_are_not_there_are_said_and_not_failed(tmp_path: Path):
@@ -205,8 +223,8 @@ def test_the_comparison_says_how_many_times_better_ours_is():
 
 def test_answers_are_read_whole_and_only_then():
     whole = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nabcd"
-    assert all(closed_loop.parse_answer(bytearray(whole[:end])) is None for end in range(len(whole)))
-    assert closed_loop.parse_answer(bytearray(whole)) == (200, b"abcd")
-    assert closed_loop.parse_answer(bytearray(b"HTTP/1.1 204 No Content\r\nx: y\r\n\r\n")) == (204, b"")
-    with pytest.raises(closed_loop.LoadFailed):
-        closed_loop.parse_answer(bytearray(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"))
+    assert all(raw_http.parse_answer(bytearray(whole[:end])) is None for end in range(len(whole)))
+    assert raw_http.parse_answer(bytearray(whole)) == (200, b"abcd")
+    assert raw_http.parse_answer(bytearray(b"HTTP/1.1 204 No Content\r\nx: y\r\n\r\n")) == (204, b"")
+    with pytest.raises(WrongAnswer):
+        raw_http.parse_answer(bytearray(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"))

@@ -14,10 +14,9 @@ import pytest
 from tests.conftest import embedding, with_template
 
 import cloche
-from cloche.bench import table
-from cloche.bench.installs import InstallLab, measure_installs
 from cloche.bench.lab import SampleCounts
-from cloche.bench.rows import PACKAGE_PARTS, PACKAGE_ROWS
+from cloche.bench.measurements import InstallLab, measure_installs
+from cloche.bench.rows import PACKAGE_PARTS, PACKAGE_ROWS, results_markdown
 from cloche.config import Config
 from cloche.config.sections import PackagesConfig
 from cloche.model import Template
@@ -206,7 +205,7 @@ def test_installations_are_measured(index: None, place: Path) -> None:
     assert {key: samples.failures for key, samples in lab.book.rows.items() if samples.failures} == {}
     assert set(lab.book.rows) == {"uv_first", "uv_second"} < set(PACKAGE_ROWS)
     assert {key for row in PACKAGE_ROWS.values() for key in row.against} <= set(PACKAGE_ROWS)
-    assert "from the host's cache" in table.results_markdown(PACKAGE_PARTS, lab.book, {})
+    assert "from the host's cache" in results_markdown(PACKAGE_PARTS, lab.book, {})
 
 
 PYPI = "pypi.org and files.pythonhosted.org"

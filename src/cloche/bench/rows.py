@@ -1,13 +1,22 @@
-"""The rows of the table: title, measurement, rows to compare with, and bar."""
+"""The rows of the table with their bars, and the results as Markdown and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from cloche import errors
-from cloche.bench import branches, installs, load, memory, pauses, pythons, serving, starts, turns, warm
-from cloche.bench.lab import Lab
+from cloche.bench import http_measurements, measurements, server_measurements
+from cloche.bench.lab import BENCH_ADVICE, PEER_PACKAGES, Lab, missing_packages
+from cloche.bench.measurements import read_figures
+from cloche.bench.samples import QUANTILES, SampleBook, Samples
 from cloche.model import Struct
 
 Measure = Callable[[Any], None]  # of a Lab, a ServerLab or an InstallLab
@@ -55,7 +64,7 @@ PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="first answers",
-        measure=starts.measure_first_answers,
+        measure=measurements.measure_first_answers,
         rows=(
             BenchRow(key="ready_pool", title="create to ready, pool hit"),
             BenchRow(key="ready_empty", title="create to ready, pool empty", against=("raw",), bar=3, limit=True),
@@ -80,7 +89,7 @@ PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="first DataFrame",
-        measure=starts.measure_first_frame,
+        measure=measurements.measure_first_frame,
         rows=(
             BenchRow(
                 key="frame_pool", title="create to a DataFrame's HTML, pool hit", against=("kernel_frame",), bar=40
@@ -90,7 +99,7 @@ PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="first picture",
-        measure=starts.measure_first_picture,
+        measure=measurements.measure_first_picture,
         rows=(
             BenchRow(key="png_pool", title="create to the first PNG, pool hit", against=("kernel_png",), bar=12),
             BenchRow(key="kernel_png", title="ipykernel: start to the first PNG"),
@@ -98,7 +107,7 @@ PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="round trips",
-        measure=warm.measure_round_trips,
+        measure=measurements.measure_round_trips,
         rows=(
             BenchRow(key="warm", title="warm round trip, `1+1`", against=_WARM, bar=5),
             BenchRow(key="warm_kilobyte", title="warm round trip, 1 kB of output", against=_KILOBYTE),
@@ -113,7 +122,7 @@ PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="programs of a shell",
-        measure=pythons.measure_heredocs,
+        measure=measurements.measure_heredocs,
         rows=(
             BenchRow(key="python_warm", title="bash: `python3` with pandas", against=("python_cold",), bar=5),
             BenchRow(key="python_cold", title="the same with the real interpreter, which starts and imports"),
@@ -121,7 +130,7 @@ PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="interrupts",
-        measure=warm.measure_interrupts,
+        measure=measurements.measure_interrupts,
         rows=(
             BenchRow(key="interrupt", title="interrupt of an endless loop, to its end", against=("kernel_interrupt",)),
             BenchRow(key="kernel_interrupt", title="ipykernel: interrupt, to idle"),
@@ -129,7 +138,7 @@ PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="pauses",
-        measure=pauses.measure_pauses,
+        measure=measurements.measure_pauses,
         rows=(
             BenchRow(key="pause", title="pause with memory, files on a disk"),
             BenchRow(
@@ -144,7 +153,7 @@ PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="copies of a context",
-        measure=branches.measure_branches,
+        measure=measurements.measure_branches,
         rows=(
             BenchRow(
                 key="branch",
@@ -166,7 +175,7 @@ PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="memory",
-        measure=memory.measure_memory,
+        measure=measurements.measure_memory,
         rows=(
             BenchRow(key="memory", title="idle sandbox: MemAvailable", unit="MB", against=("kernel_private",), bar=20),
             BenchRow(key="memory_anon", title="idle sandbox: AnonPages", unit="MB"),
@@ -182,17 +191,17 @@ PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="creations under load",
-        measure=load.measure_creations,
+        measure=measurements.measure_creations,
         rows=(BenchRow(key="creations", title="sandboxes created, used and destroyed, 8 threads", unit="/s"),),
     ),
     BenchPart(
         title="executions under load",
-        measure=load.measure_executions,
+        measure=measurements.measure_executions,
         rows=(BenchRow(key="executions", title="executions in 64 warm sandboxes, 8 threads", unit="/s"),),
     ),
     BenchPart(
         title="files",
-        measure=load.measure_transfers,
+        measure=measurements.measure_transfers,
         rows=(
             BenchRow(key="file_write", title="write a file of 100 MB", unit="MB/s"),
             BenchRow(key="file_read", title="read a file of 100 MB", unit="MB/s"),
@@ -203,7 +212,7 @@ PARTS: Sequence[BenchPart] = (
 SERVER_PARTS: Sequence[BenchPart] = (
     BenchPart(
         title="first answers through a server",
-        measure=serving.measure_first_answers,
+        measure=server_measurements.measure_first_answers,
         rows=(
             BenchRow(key="e2b_ready", title="E2B's client: `Sandbox.create()`"),
             BenchRow(
@@ -217,7 +226,7 @@ SERVER_PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="round trips through a server",
-        measure=serving.measure_round_trips,
+        measure=server_measurements.measure_round_trips,
         rows=(
             BenchRow(key="e2b_warm", title="E2B's client: `run_code('1+1')` in a live context", against=_WARM, bar=1),
             BenchRow(key="kernel_warm_tcp", title="ipykernel: `1+1` over tcp"),
@@ -226,7 +235,7 @@ SERVER_PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="turns of the gateway",
-        measure=turns.measure_gateway_turns,
+        measure=server_measurements.measure_gateway_turns,
         rows=(
             BenchRow(
                 key="gateway_turn",
@@ -244,10 +253,10 @@ SERVER_PARTS: Sequence[BenchPart] = (
 PACKAGE_PARTS: Sequence[BenchPart] = (
     BenchPart(
         title="installations of packages",
-        measure=installs.measure_installs,
+        measure=measurements.measure_installs,
         rows=tuple(
             row
-            for name, command in installs.INSTALL_COMMANDS.items()
+            for name, command in measurements.INSTALL_COMMANDS.items()
             for row in (
                 BenchRow(
                     key=f"{name}_second",
@@ -261,8 +270,68 @@ PACKAGE_PARTS: Sequence[BenchPart] = (
     ),
 )
 
+HTTP_PARTS: Sequence[BenchPart] = (
+    BenchPart(
+        title="first results through HTTP",
+        measure=http_measurements.measure_first_results,
+        rows=(
+            BenchRow(
+                key="http_one_pool", title="create to `1+1`, from the pool", against=("http_raw",), bar=1, limit=True
+            ),
+            BenchRow(
+                key="http_one_empty", title="create to `1+1`, pool empty", against=("http_raw",), bar=3, limit=True
+            ),
+            BenchRow(key="http_raw", title="raw cost: fork, all namespaces, one byte back"),
+        ),
+    ),
+    BenchPart(
+        title="first DataFrame and picture through HTTP",
+        measure=http_measurements.measure_first_displays,
+        rows=(
+            BenchRow(key="http_frame", title="create to a DataFrame's HTML, from the pool"),
+            BenchRow(key="http_png", title="create to the first PNG, from the pool"),
+        ),
+    ),
+    BenchPart(
+        title="round trips through HTTP",
+        measure=http_measurements.measure_round_trips,
+        rows=(BenchRow(key="http_warm", title="warm round trip, `1+1`"),),
+    ),
+    BenchPart(
+        title="tools of MCP",
+        measure=http_measurements.measure_mcp_calls,
+        rows=(
+            BenchRow(key="mcp_call", title="MCP over HTTP: `run_code` of `1+1`, the official client"),
+            BenchRow(
+                key="mcp_call_adds",
+                title="what that adds to a warm round trip, in warm round trips",
+                unit="×",
+                bar=5,
+                limit=True,
+            ),
+            BenchRow(key="mcp_bare", title="MCP over HTTP: the same, a bare client"),
+            BenchRow(key="mcp_bare_adds", title="what that adds, in the same", unit="×", bar=5, limit=True),
+            BenchRow(key="mcp_http", title="the warm round trip, in turns with these"),
+        ),
+    ),
+    BenchPart(
+        title="output through HTTP",
+        measure=http_measurements.measure_streams,
+        rows=(BenchRow(key="http_stream", title="10 MB of output, streamed", unit="MB/s"),),
+    ),
+    BenchPart(
+        title="files through HTTP",
+        measure=http_measurements.measure_files,
+        rows=(
+            BenchRow(key="http_file_write", title="upload of 100 MB", unit="MB/s"),
+            BenchRow(key="http_file_read", title="download of 100 MB", unit="MB/s"),
+        ),
+    ),
+)
+
 ROWS = {row.key: row for part in PARTS for row in part.rows}
 SERVER_ROWS = {row.key: row for part in SERVER_PARTS for row in part.rows}
+HTTP_ROWS = {row.key: row for part in HTTP_PARTS for row in part.rows}
 PACKAGE_ROWS = {row.key: row for part in PACKAGE_PARTS for row in part.rows}
 
 
@@ -273,3 +342,170 @@ def choose_parts(keys: Sequence[str], among: Sequence[BenchPart] = PARTS) -> lis
     if unknown:
         raise errors.InvalidRequest(f"there is no row {', '.join(unknown)}; there are {', '.join(known)}")
     return [part for part in among if not keys or any(row.key in keys for row in part.rows)]
+
+
+# --- The results as Markdown and as JSON.
+
+UNIT_SCALES = {"ms": 1e3, "MB": 1e-6, "/s": 1.0, "MB/s": 1e-6, "×": 1.0, "": 1.0}
+_TABLE_HEAD = ("measure", "unit", "n", "ok", *QUANTILES, "ratio", "bar", "")
+
+
+def results_markdown(parts: Iterable[BenchPart], book: SampleBook, facts: Mapping[str, str]) -> str:
+    """The facts as a list, then one table. Ratios are of medians."""
+    lines = [f"- {name}: {value}" for name, value in facts.items()]
+    lines += ["", _table_line(_TABLE_HEAD), _table_line(["---", "---", *["---:"] * 8, "---:", ":---:"])]
+    for part in parts:
+        lines += [_table_line(row_cells(row, book)) for row in part.rows if row.key in book.rows]
+    return "\n".join(lines)
+
+
+def row_cells(row: BenchRow, book: SampleBook) -> list[str]:
+    samples = book[row.key]
+    tried = len(samples.values) + len(samples.failures)
+    return [
+        row.title,
+        row.unit,
+        str(tried),
+        f"{len(samples.values) / tried:.1%}" if samples.failures else "all",
+        *_quantile_cells(samples, UNIT_SCALES[row.unit]),
+        _ratio_cell(row, book),
+        _bar_cell(row),
+        _verdict_cell(row, book),
+    ]
+
+
+def row_ratio(row: BenchRow, book: SampleBook) -> float | None:
+    """The ratio of the best other median to ours; for a limit, of ours to the other."""
+    others = [book[key].p50 for key in row.against if key in book]
+    if not others or row.key not in book:
+        return None
+    ours, other = book[row.key].p50, min(others)
+    above, below = (ours, other) if row.limit else (other, ours)
+    # Memory can seem to shrink where others on the host give some back: that says nothing about us.
+    return above / below if above > 0 and below > 0 else None
+
+
+def is_bar_met(row: BenchRow, book: SampleBook) -> bool | None:
+    """Whether the row's bar is met; None where there is none, or nothing to compare with."""
+    found = row_ratio(row, book) if row.against else _row_median(row, book)
+    if found is None or row.bar is None:
+        return None
+    return found <= row.bar if row.limit else found >= row.bar
+
+
+def _row_median(row: BenchRow, book: SampleBook) -> float | None:
+    return book[row.key].p50 * UNIT_SCALES[row.unit] if row.key in book else None
+
+
+def results_document(parts: Iterable[BenchPart], book: SampleBook, facts: Mapping[str, str]) -> dict[str, Any]:
+    """All measurements, in seconds, bytes and per second."""
+    rows = [row for part in parts for row in part.rows if row.key in book.rows]
+    return {"facts": dict(facts), "rows": {row.key: _describe_row(row, book, book[row.key]) for row in rows}}
+
+
+def _describe_row(row: BenchRow, book: SampleBook, samples: Samples) -> dict[str, Any]:
+    found = {name: samples.quantile(share) for name, share in QUANTILES.items()} if samples.values else {}
+    return {
+        "title": row.title,
+        **found,
+        "ratio": row_ratio(row, book),
+        "bar": row.bar,
+        "met": is_bar_met(row, book),
+        "failures": samples.failures,
+        "samples": samples.values,
+    }
+
+
+def _quantile_cells(samples: Samples, scale: float) -> list[str]:
+    if not samples.values:
+        return ["–"] * len(QUANTILES)
+    return [format_figure(samples.quantile(share) * scale) for share in QUANTILES.values()]
+
+
+def _ratio_cell(row: BenchRow, book: SampleBook) -> str:
+    found = row_ratio(row, book)
+    if found is None:
+        return ""
+    if row.also is None or row.also not in book:
+        return f"{format_figure(found)}×"
+    return f"{format_figure(found)}× ({format_figure(book[row.also].p50 / book[row.key].p50)}× lean)"
+
+
+def _bar_cell(row: BenchRow) -> str:
+    if row.bar is None:
+        return ""
+    unit = "×" if row.against else f" {row.unit}".replace(" /", "/").replace(" ×", "×").rstrip()
+    return f"{'≤' if row.limit else '≥'} {row.bar:,g}{unit}"
+
+
+def _verdict_cell(row: BenchRow, book: SampleBook) -> str:
+    found = is_bar_met(row, book)
+    if found is None:
+        return "?" if row.bar is not None else ""
+    return "✓" if found else "✗"
+
+
+def format_figure(value: float) -> str:
+    """Three significant digits, no exponent."""
+    for digits, least in ((0, 100.0), (1, 10.0), (2, 0.1)):
+        if abs(value) >= least:
+            return f"{value:,.{digits}f}"
+    return f"{value:.3f}"
+
+
+def _table_line(words: Iterable[str]) -> str:
+    return "| " + " | ".join(words) + " |"
+
+
+# --- Facts about the machine, printed with every result: place, hardware, time and versions.
+
+GIT_SECONDS = 10
+
+
+def machine_facts() -> dict[str, str]:
+    memory_gib = read_figures(Path("/proc/meminfo"))["MemTotal"] / 1024**3
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "CPU": f"{_cpu_name()}, {len(os.sched_getaffinity(0))} usable",
+        "memory": f"{memory_gib:.1f} GiB",
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "Python": platform.python_version(),
+        "commit": current_commit(),
+        "peer": _peer_versions(),
+        "load before": " ".join(f"{each:.2f}" for each in os.getloadavg()),
+        "user": "root" if os.geteuid() == 0 else "an ordinary user",
+    }
+
+
+def current_commit() -> str:
+    """The commit of the checkout that we run from, if there is one."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return f"unknown (cloche {version('cloche')})"
+    return found.stdout.strip()
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model"):
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _peer_versions() -> str:
+    if missing := missing_packages():
+        return f"none: {', '.join(missing)} not installed; {BENCH_ADVICE}"
+    return (
+        ", ".join(f"{name} {_package_version(name)}" for name in PEER_PACKAGES)
+        + f" on Python {sys.version_info[0]}.{sys.version_info[1]}"
+    )
+
+
+def _package_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "of unknown version"

@@ -1,4 +1,4 @@
-"""`cloche bench`: measures Cloche against its peers, in one run."""
+"""`cloche bench`: measures Cloche against a plain ipykernel, or a server through HTTP, in one run."""
 
 from __future__ import annotations
 
@@ -6,22 +6,31 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
 from cloche import errors
-from cloche.bench import comparison, ipykernel_peer, machine, plot, serving, table
-from cloche.bench.http_rows import HTTP_PARTS
-from cloche.bench.installs import InstallLab
-from cloche.bench.lab import QUICK_COUNTS, Lab, SampleCounts
-from cloche.bench.over_http import HttpLab
-from cloche.bench.peer_runs import PeerMeasurements
-from cloche.bench.rows import PACKAGE_PARTS, PARTS, SERVER_PARTS, BenchPart, choose_parts
+from cloche.bench.http_measurements import HttpLab
+from cloche.bench.lab import BENCH_ADVICE, QUICK_COUNTS, Lab, SampleCounts, missing_packages
+from cloche.bench.measurements import InstallLab
+from cloche.bench.rows import (
+    HTTP_PARTS,
+    PACKAGE_PARTS,
+    PARTS,
+    SERVER_PARTS,
+    BenchPart,
+    choose_parts,
+    machine_facts,
+    results_document,
+    results_markdown,
+)
 from cloche.bench.samples import SampleBook
-from cloche.bench.serving import ServerLab
+from cloche.bench.server_measurements import ServerLab, is_client_missing
 from cloche.cli import load_command_config
 from cloche.cli.progress import show_progress
+from cloche.config import Config
 from cloche.templates import Catalogue, ensure_template
 
 AnyLab = Lab | ServerLab | InstallLab | HttpLab
@@ -43,12 +52,7 @@ _LAB_KINDS: dict[str, tuple[type[AnyLab], Sequence[BenchPart]]] = {
     "--server", "through_server", is_flag=True, help="Measure E2B's own client against `cloche serve` instead."
 )
 @click.option("--packages", "of_packages", is_flag=True, help="Measure installations by uv, pip and npm instead.")
-@click.option("--http", "over_http", is_flag=True, help="Measure a server by a bare HTTP client instead, in crowds.")
-@click.option("--peers", metavar="PYTHON", help="With --http: the interpreter that has the peers, to measure them too.")
-@click.option("--checkout", metavar="DIR", default="", help="With --peers: a checkout of e2b-dev/code-interpreter.")
-@click.option(
-    "--plot", "picture", type=click.Path(dir_okay=False), help="With --peers: draw the comparison, .svg or .png."
-)
+@click.option("--http", "over_http", is_flag=True, help="Measure a server by a bare HTTP client instead.")
 def command(
     quick: bool,
     keys: str,
@@ -58,53 +62,34 @@ def command(
     through_server: bool,
     of_packages: bool,
     over_http: bool,
-    peers: str | None,
-    checkout: str,
-    picture: str | None,
 ) -> None:
     """Measure Cloche against a plain ipykernel driven by jupyter_client, in turns, and print a Markdown table.
 
-    With --http --peers, against everything that runs without Docker. Ratios are what counts: times move with the
-    machine. Exit status 1 if a measurement failed, never for slowness.
+    Ratios are what counts: times move with the machine. Exit status 1 if a measurement failed, never for slowness.
     """
     asked = {"server": through_server, "packages": of_packages, "http": over_http}
     kind, among = _LAB_KINDS[next((name for name, wanted in asked.items() if wanted), "library")]
     parts = choose_parts([key for key in keys.split(",") if key], among)
-    if through_server and serving.is_client_missing():
-        raise errors.InvalidRequest(f"E2B's client is not installed: {ipykernel_peer.BENCH_ADVICE}")
-    if (peers or picture) and not over_http:
-        raise errors.InvalidRequest("--peers and --plot are for --http")
-    if picture is not None and plot.is_matplotlib_missing():
-        raise errors.InvalidRequest(f"matplotlib is not installed: {ipykernel_peer.BENCH_ADVICE}")
+    if through_server and is_client_missing():
+        raise errors.InvalidRequest(f"E2B's client is not installed: {BENCH_ADVICE}")
     counts = QUICK_COUNTS if quick else SampleCounts()
     if live is not None:
         counts = msgspec.structs.replace(counts, live=live)
-    if not (no_peer or of_packages) and (missing := ipykernel_peer.missing_packages()):
-        click.echo(f"no peer: {', '.join(missing)} not installed; {ipykernel_peer.BENCH_ADVICE}", err=True)
-    facts = machine.machine_facts()
-    book = _measure_parts(parts, counts, kind, peer=not no_peer)
-    found = _measure_peers(book, peers, checkout, counts) if peers else None
-    facts["load after"] = " ".join(f"{each:.2f}" for each in os.getloadavg())
-    click.echo(table.results_markdown(parts, book, facts))
-    document = table.results_document(parts, book, facts)
-    if found is not None:
-        click.echo("\n" + comparison.comparison_markdown(book, found))
-        document["peers"] = comparison.comparison_document(book, found)
+    if not (no_peer or of_packages) and (missing := missing_packages()):
+        click.echo(f"no peer: {', '.join(missing)} not installed; {BENCH_ADVICE}", err=True)
+    facts = machine_facts()
+    book = measure_parts(parts, load_command_config(), counts, kind, peer=not no_peer)
+    facts["load after"] = format_load_average()
+    click.echo(results_markdown(parts, book, facts))
     if file is not None:
-        Path(file).write_bytes(msgspec.json.format(msgspec.json.encode(document)))
-    if picture is not None:
-        plot.draw_comparison(Path(picture), book, found or PeerMeasurements(book))
-    sys.exit(1 if _say_failures(book, {row.key for part in parts for row in part.rows}) else 0)
+        write_json(file, results_document(parts, book, facts))
+    sys.exit(1 if report_failures(parts, book) else 0)
 
 
-def _measure_peers(book: SampleBook, python: str, checkout: str, counts: SampleCounts) -> PeerMeasurements:
-    peers = PeerMeasurements(book)
-    peers.measure(python, checkout, counts, lambda text: click.echo(text, err=True))
-    return peers
-
-
-def _measure_parts(parts: list[BenchPart], counts: SampleCounts, kind: type[AnyLab], *, peer: bool) -> SampleBook:
-    config = load_command_config()
+def measure_parts(
+    parts: Sequence[BenchPart], config: Config, counts: SampleCounts, kind: type[AnyLab], *, peer: bool
+) -> SampleBook:
+    """Opens a lab of that kind and measures all parts in it. Builds the template where it is missing."""
     with show_progress("building python") as report:
         ensure_template(Catalogue(config.data_dir, config.aliases), "python", report)
     with kind(config, counts, peer=peer) as lab:
@@ -114,9 +99,17 @@ def _measure_parts(parts: list[BenchPart], counts: SampleCounts, kind: type[AnyL
     return lab.book
 
 
-def _say_failures(book: SampleBook, ours: set[str]) -> bool:
-    """Prints all failures. Returns whether one of our own measurements failed."""
+def report_failures(parts: Sequence[BenchPart], book: SampleBook) -> bool:
+    """Prints all failures. Returns whether a measurement of these parts failed."""
     failed = {key: samples.failures for key, samples in book.rows.items() if samples.failures}
     for key, why in failed.items():
         click.echo(f"{key}: {len(why)} failed; the first: {why[0]}", err=True)
-    return not ours.isdisjoint(failed)
+    return not failed.keys().isdisjoint(row.key for part in parts for row in part.rows)
+
+
+def format_load_average() -> str:
+    return " ".join(f"{each:.2f}" for each in os.getloadavg())
+
+
+def write_json(file: str, document: dict[str, Any]) -> None:
+    Path(file).write_bytes(msgspec.json.format(msgspec.json.encode(document)))

@@ -8,16 +8,16 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cloche.bench import programs
 from cloche.bench.lab import SampleCounts
 from cloche.bench.samples import SampleBook
 from cloche.model import Struct
 
-BENCH_DIRECTORY = Path(__file__).parent
+TOOLS_DIRECTORY = Path(__file__).parent.parent  # all that a driver finds of ours: nothing of Cloche
 PATIENCE_SECONDS = 900.0
 PEERS_ADVICE = "make .venv-peers/.stamp, and --peers .venv-peers/bin/python"
 
@@ -38,6 +38,13 @@ PEERS = (
     PeerInfo(key="bubblewrap", title="python under bubblewrap (stateless)"),
     PeerInfo(key="gvisor", title="python under runsc do (stateless)"),
 )
+
+PEER_PROGRAMS = {
+    "one": programs.ONE,
+    "frame": programs.FRAME,
+    "png": programs.PLOT,
+    "stream": programs.STREAM,
+}
 
 
 class PeerMeasurements:
@@ -61,18 +68,18 @@ class PeerMeasurements:
             why = f"{python} is not there: {PEERS_ADVICE}"
             self.absent |= {peer.key: why for peer in among}
             return
-        with _drivers_only_path() as place:
-            for peer in among:
-                report(f"measuring {peer.title}")
-                self._run_peer(peer, python, place, {"checkout": checkout, "counts": _job_counts(counts)})
+        job = {"checkout": checkout, "counts": _job_counts(counts), "programs": PEER_PROGRAMS}
+        for peer in among:
+            report(f"measuring {peer.title}")
+            self._run_peer(peer, python, job)
 
-    def _run_peer(self, peer: PeerInfo, python: str, place: str, job: dict[str, Any]) -> None:
+    def _run_peer(self, peer: PeerInfo, python: str, job: dict[str, Any]) -> None:
         """Runs one peer. Its failure does not stop the others."""
         environ = {name: value for name, value in os.environ.items() if not name.startswith("CLOCHE_")}
-        command = [python, "-W", "ignore", "-m", "cloche.bench.peers.drive"]
+        command = [python, "-W", "ignore", "-m", "bench.peers.drive"]
         process = subprocess.Popen(
             command,
-            env={**environ, "PYTHONPATH": place, "JUPYTER_PLATFORM_DIRS": "1"},
+            env={**environ, "PYTHONPATH": str(TOOLS_DIRECTORY), "JUPYTER_PLATFORM_DIRS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -115,20 +122,8 @@ def _job_counts(counts: SampleCounts) -> dict[str, Any]:
         "starts": counts.peer_starts,
         "warm": counts.peer_warm,
         "streams": counts.transfers,
+        "stream_bytes": programs.STREAM_BYTES,
         "kernels": counts.kernels,
         "clients": list(counts.peer_clients),
         "load_seconds": counts.load_seconds,
     }
-
-
-@contextlib.contextmanager
-def _drivers_only_path() -> Iterator[str]:
-    """A path with only the drivers on it, so that our environment and the peers' do not mix."""
-    with tempfile.TemporaryDirectory(prefix="cloche-bench-") as place:
-        package = Path(place) / "cloche" / "bench"
-        package.mkdir(parents=True)
-        for directory in (package, package.parent):
-            (directory / "__init__.py").touch()
-        (package / "peers").symlink_to(BENCH_DIRECTORY / "peers")
-        (package / "programs.py").symlink_to(BENCH_DIRECTORY / "programs.py")
-        yield place

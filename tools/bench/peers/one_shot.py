@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from cloche.bench.peers.session import ANSWER_SECONDS, PeerAbsent, PeerFailed, PeerOutput
+from bench.peers.session import ANSWER_SECONDS, PeerAbsent, PeerFailed, PeerOutput
 
 NOT_INSTALLED = "is not installed"
 

@@ -17,9 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cloche.bench import programs
-from cloche.bench.peers import autogen, e2b_server, gateway, kernels, one_shot
-from cloche.bench.peers.session import BenchPeer, PeerAbsent, PeerFailed, PeerSession
+from bench.peers import autogen, e2b_server, gateway, kernels, one_shot
+from bench.peers.session import BenchPeer, PeerAbsent, PeerFailed, PeerSession
 
 AnswerCheck = Callable[[Any], bool]
 PEER_SETTLE_SECONDS = 1.0
@@ -54,14 +53,15 @@ def report_failures(key: str) -> Iterator[None]:
 
 
 class PeerDriver:
-    def __init__(self, peer: BenchPeer, counts: dict[str, Any]):
+    def __init__(self, peer: BenchPeer, counts: dict[str, Any], programs: dict[str, str]):
         self._peer = peer
         self._counts = counts
+        self._programs = programs
 
     def all(self) -> None:
-        for key, code, check in (("one", programs.ONE, is_two), ("frame", programs.FRAME, is_frame)):
+        for key, code, check in (("one", self._programs["one"], is_two), ("frame", self._programs["frame"], is_frame)):
             self._measure_starts(key, code, check)
-        self._measure_starts("png", programs.PLOT, is_picture)
+        self._measure_starts("png", self._programs["png"], is_picture)
         self._measure_rate("cycles_8", 8, self._run_cycle)
         if self._peer.stateless:
             return
@@ -84,11 +84,11 @@ class PeerDriver:
 
     def _measure_warm(self) -> None:
         with contextlib.closing(self._peer.session()) as session:
-            session.run(programs.ONE)
+            session.run(self._programs["one"])
             for _ in range(self._counts["warm"]):
                 with report_failures("warm"):
                     began = time.perf_counter()
-                    shown = session.run(programs.ONE)
+                    shown = session.run(self._programs["one"])
                     write_line(key="warm", value=time.perf_counter() - began)
                     _expect_answer(is_two(shown), shown.data)
             for _ in range(self._counts["streams"]):
@@ -97,17 +97,17 @@ class PeerDriver:
 
     def _measure_stream(self, session: PeerSession) -> None:
         began = time.perf_counter()
-        found = len(session.run(programs.STREAM).stdout)
+        found = len(session.run(self._programs["stream"]).stdout)
         seconds = time.perf_counter() - began
-        _expect_answer(found >= programs.STREAM_BYTES, f"{found} bytes")
-        write_line(key="stream", value=programs.STREAM_BYTES / seconds)
+        _expect_answer(found >= self._counts["stream_bytes"], f"{found} bytes")
+        write_line(key="stream", value=self._counts["stream_bytes"] / seconds)
 
     def _measure_memory(self) -> None:
         with report_failures("memory"), contextlib.ExitStack() as stack:
             time.sleep(PEER_SETTLE_SECONDS)  # what was before has ended by then
             before = _private_bytes()
             for _ in range(self._counts["kernels"]):
-                stack.enter_context(contextlib.closing(self._peer.session())).run(programs.ONE)
+                stack.enter_context(contextlib.closing(self._peer.session())).run(self._programs["one"])
             time.sleep(PEER_SETTLE_SECONDS)
             write_line(key="memory", value=(_private_bytes() - before) / self._counts["kernels"])
 
@@ -116,14 +116,14 @@ class PeerDriver:
         with report_failures(key), contextlib.ExitStack() as stack:
             sessions = [stack.enter_context(contextlib.closing(self._peer.session())) for _ in range(clients)]
             for session in sessions:
-                session.run(programs.ONE)
+                session.run(self._programs["one"])
             self._measure_rate(
-                key, clients, lambda client: _expect_answer(is_two(sessions[client].run(programs.ONE)), "1+1")
+                key, clients, lambda client: _expect_answer(is_two(sessions[client].run(self._programs["one"])), "1+1")
             )
 
     def _run_cycle(self, client: int) -> None:
         with contextlib.closing(self._peer.session()) as session:
-            _expect_answer(is_two(session.run(programs.ONE)), "1+1")
+            _expect_answer(is_two(session.run(self._programs["one"])), "1+1")
 
     def _measure_rate(self, key: str, clients: int, operation: Callable[[int], None]) -> None:
         """Operations per second, by as many threads as clients."""
@@ -192,7 +192,7 @@ def main() -> None:
     try:
         with PEER_FACTORIES[job["peer"]](job) as peer:
             write_line(version=_peer_version(job["peer"]))
-            PeerDriver(peer, job["counts"]).all()
+            PeerDriver(peer, job["counts"], job["programs"]).all()
     except (PeerAbsent, ImportError) as error:
         write_line(absent=str(error))
 

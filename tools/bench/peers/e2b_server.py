@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cloche.bench.peers.gateway import start_jupyter
-from cloche.bench.peers.session import (
+from bench.peers.gateway import start_jupyter
+from bench.peers.session import (
     ANSWER_SECONDS,
     PeerAbsent,
     PeerFailed,

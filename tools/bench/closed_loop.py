@@ -16,20 +16,12 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
+from cloche.bench.raw_http import RECEIVED_BYTES, SANDBOXES_PATH, HttpAnswer, parse_answer
+from cloche.bench.samples import WrongAnswer
+
 ONE_BODY = b'{"code":"1+1"}'
 TWO_ANSWER = b'"text":"2"'
-SANDBOXES_PATH = "/api/v1/sandboxes"
 SILENCE_SECONDS = 60.0  # after which a server that says nothing has failed
-RECEIVED_BYTES = 1 << 16
-
-
-class HttpAnswer(NamedTuple):
-    status: int
-    body: bytes
-
-
-class LoadFailed(Exception):
-    """The server gave a wrong answer."""
 
 
 ClientTalk = Generator[bytes, HttpAnswer, None]  # gives requests and is sent their answers
@@ -125,10 +117,10 @@ class LoadConnection:
         self.socket.sendall(first)
 
     def read(self) -> None:
-        """Reads received data and sends the next request. Raises StopIteration at the end, LoadFailed or OSError."""
+        """Reads received data and sends the next request. Raises StopIteration at the end, WrongAnswer or OSError."""
         found = self.socket.recv(RECEIVED_BYTES)
         if not found:
-            raise LoadFailed("the server closed the connection")
+            raise WrongAnswer("the server closed the connection")
         self._received += found
         answer = parse_answer(self._received)
         if answer is not None:
@@ -136,24 +128,9 @@ class LoadConnection:
             self.socket.sendall(self._talk.send(answer))
 
 
-def parse_answer(received: bytearray) -> HttpAnswer | None:
-    """The answer, once it is complete. Raises LoadFailed if it has no length."""
-    end = received.find(b"\r\n\r\n")
-    if end < 0:
-        return None
-    status = int(received[9:12])
-    at = received.find(b"content-length: ", 0, end)
-    if at < 0 and status != 204:
-        raise LoadFailed(f"an answer without a length: {bytes(received[:200])!r}")
-    size = int(received[at + 16 : received.index(b"\r\n", at)]) if at >= 0 else 0
-    if len(received) < end + 4 + size:
-        return None
-    return HttpAnswer(status, bytes(received[end + 4 :]))
-
-
 def _check_answer(answer: HttpAnswer, status: int, part: bytes = b"") -> bytes:
     if answer.status != status or part not in answer.body:
-        raise LoadFailed(f"{answer.status} {answer.body[:200]!r}")
+        raise WrongAnswer(f"{answer.status} {answer.body[:200]!r}")
     return answer.body
 
 
@@ -183,7 +160,7 @@ def _continue_talk(connection: LoadConnection, account: LoadAccount) -> bool:
         connection.read()
     except StopIteration:
         return False
-    except (LoadFailed, OSError) as error:
+    except (WrongAnswer, OSError) as error:
         account.failures.append(f"{type(error).__name__}: {error}")
         return False
     return True
@@ -235,8 +212,12 @@ def run_load(
     host, port = address
     job = {"host": host, "port": port, "key": key, "what": what, "clients": clients}
     job |= {"ids": ids or [], "count": count, "seconds": seconds}
-    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+    command = [sys.executable, "-P", __file__]
     done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the load generator failed: {done.stderr[-500:]}")
     return LoadResult(**json.loads(done.stdout))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,13 +1,16 @@
-"""The comparison of Cloche with its peers, as Markdown, as JSON and for the plot."""
+"""The comparison of Cloche with its peers, as Markdown, as JSON and as a picture: a small chart per measure."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from cloche.bench.peer_runs import PEERS, PeerMeasurements
+from bench.load_measurements import LIVE_COUNTS
+from bench.peer_runs import PEERS, PeerMeasurements
+from cloche.bench.rows import UNIT_SCALES, format_figure
 from cloche.bench.samples import SampleBook
-from cloche.bench.table import UNIT_SCALES, format_figure
 
 OWN_TITLE = "Cloche, over HTTP"
 
@@ -109,3 +112,57 @@ def _times_better(each: ComparedRow, ours: float, theirs: float) -> str:
 
 def _table_line(words: list[str]) -> str:
     return "| " + " | ".join(words) + " |"
+
+
+# --- The comparison as a picture: one small chart per measure, on logarithmic scales.
+
+CHART_COLUMNS = 3
+OWN_COLOUR, PEER_COLOUR = "#0b6e4f", "#b8b8b8"
+GROWTH_TITLES = {"grown_first": "create to 1+1", "grown_warm": "warm 1+1"}
+
+
+def is_matplotlib_missing() -> bool:
+    return importlib.util.find_spec("matplotlib") is None
+
+
+def draw_comparison(file: Path, book: SampleBook, peers: PeerMeasurements) -> None:
+    """Draws SVG or PNG, by the file's name. Only measured rows are drawn."""
+    from matplotlib.figure import Figure
+
+    charts = [(each, found) for each in COMPARED_ROWS if len(found := peer_medians(each, book, peers)) > 1]
+    rows = -(-(len(charts) + 1) // CHART_COLUMNS)
+    picture: Any = Figure(figsize=(5 * CHART_COLUMNS, 2.6 * rows), layout="constrained")
+    places = picture.subplots(rows, CHART_COLUMNS, squeeze=False).flat
+    for place, (each, found) in zip(places, charts, strict=False):
+        _draw_bars(place, each, found)
+    _draw_growth(places[len(charts)], book)
+    for place in list(places)[len(charts) + 1 :]:
+        place.set_axis_off()
+    picture.savefig(file)
+
+
+def _draw_bars(place: Any, each: ComparedRow, found: Any) -> None:
+    titles = list(found)[::-1]
+    colours = [OWN_COLOUR if title == OWN_TITLE else PEER_COLOUR for title in titles]
+    drawn = place.barh(titles, [found[title] for title in titles], color=colours)
+    place.bar_label(drawn, [format_figure(found[title]) for title in titles], padding=3, fontsize=7)
+    place.set_xscale("log")
+    place.set_xlim(min(found.values()) / 3, max(found.values()) * 5)
+    place.minorticks_off()
+    place.tick_params(labelsize=7)
+    better = "more is better" if each.more else "less is better"
+    place.set_title(f"{each.title.replace('`', '')}, {each.unit} ({better})", fontsize=9)
+
+
+def _draw_growth(place: Any, book: SampleBook) -> None:
+    if not any(f"{start}_{count}" in book for start in GROWTH_TITLES for count in LIVE_COUNTS):
+        place.set_axis_off()
+        return
+    for start, title in GROWTH_TITLES.items():
+        live = [count for count in LIVE_COUNTS if f"{start}_{count}" in book]
+        place.plot(live, [book[f"{start}_{count}"].p50 * 1e3 for count in live], marker="o", label=title)
+    place.set_xscale("log")
+    place.set_ylim(bottom=0)
+    place.tick_params(labelsize=7)
+    place.set_title("Cloche: ms with so many sandboxes live", fontsize=9)
+    place.legend(fontsize=7)

@@ -1,15 +1,15 @@
-"""The rows measured through HTTP, with their bars."""
+"""The rows measured through HTTP with many clients and sandboxes, with their bars."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cloche.bench import crowds, mcp_calls, over_http
+from bench import load_measurements
 from cloche.bench.rows import BenchPart, BenchRow
 
 _GROWN = tuple(
     row
-    for live in crowds.LIVE_COUNTS
+    for live in load_measurements.LIVE_COUNTS
     for row in (
         BenchRow(key=f"grown_first_{live}", title=f"{live} sandboxes live: create to `1+1`, one client after another"),
         BenchRow(key=f"grown_warm_{live}", title=f"{live} sandboxes live: `1+1` in each in turn, one client"),
@@ -23,60 +23,17 @@ _GROWN = tuple(
 )
 _EXECUTIONS = tuple(
     row
-    for clients in crowds.CLIENT_COUNTS
+    for clients in load_measurements.CLIENT_COUNTS
     for row in (
         BenchRow(key=f"http_executions_{clients}", title=f"executions, clients: {clients}", unit="/s"),
         BenchRow(key=f"http_executions_{clients}_cpu", title=f"the server's CPU time for each, clients: {clients}"),
     )
 )
 
-HTTP_PARTS: Sequence[BenchPart] = (
-    BenchPart(
-        title="first results through HTTP",
-        measure=over_http.measure_first_results,
-        rows=(
-            BenchRow(
-                key="http_one_pool", title="create to `1+1`, from the pool", against=("http_raw",), bar=1, limit=True
-            ),
-            BenchRow(
-                key="http_one_empty", title="create to `1+1`, pool empty", against=("http_raw",), bar=3, limit=True
-            ),
-            BenchRow(key="http_raw", title="raw cost: fork, all namespaces, one byte back"),
-        ),
-    ),
-    BenchPart(
-        title="first DataFrame and picture through HTTP",
-        measure=over_http.measure_first_displays,
-        rows=(
-            BenchRow(key="http_frame", title="create to a DataFrame's HTML, from the pool"),
-            BenchRow(key="http_png", title="create to the first PNG, from the pool"),
-        ),
-    ),
-    BenchPart(
-        title="round trips through HTTP",
-        measure=over_http.measure_round_trips,
-        rows=(BenchRow(key="http_warm", title="warm round trip, `1+1`"),),
-    ),
-    BenchPart(
-        title="tools of MCP",
-        measure=mcp_calls.measure_mcp_calls,
-        rows=(
-            BenchRow(key="mcp_call", title="MCP over HTTP: `run_code` of `1+1`, the official client"),
-            BenchRow(
-                key="mcp_call_adds",
-                title="what that adds to a warm round trip, in warm round trips",
-                unit="×",
-                bar=5,
-                limit=True,
-            ),
-            BenchRow(key="mcp_bare", title="MCP over HTTP: the same, a bare client"),
-            BenchRow(key="mcp_bare_adds", title="what that adds, in the same", unit="×", bar=5, limit=True),
-            BenchRow(key="mcp_http", title="the warm round trip, in turns with these"),
-        ),
-    ),
+LOAD_PARTS: Sequence[BenchPart] = (
     BenchPart(
         title="executions through HTTP",
-        measure=crowds.measure_executions,
+        measure=load_measurements.measure_executions,
         rows=(
             *_EXECUTIONS,
             BenchRow(
@@ -90,7 +47,7 @@ HTTP_PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="creations through HTTP",
-        measure=crowds.measure_cycles,
+        measure=load_measurements.measure_cycles,
         rows=(
             BenchRow(
                 key="http_cycles_8",
@@ -102,21 +59,8 @@ HTTP_PARTS: Sequence[BenchPart] = (
         ),
     ),
     BenchPart(
-        title="output through HTTP",
-        measure=over_http.measure_streams,
-        rows=(BenchRow(key="http_stream", title="10 MB of output, streamed", unit="MB/s"),),
-    ),
-    BenchPart(
-        title="files through HTTP",
-        measure=over_http.measure_files,
-        rows=(
-            BenchRow(key="http_file_write", title="upload of 100 MB", unit="MB/s"),
-            BenchRow(key="http_file_read", title="download of 100 MB", unit="MB/s"),
-        ),
-    ),
-    BenchPart(
         title="how cost grows",
-        measure=crowds.measure_growth,
+        measure=load_measurements.measure_growth,
         rows=(
             *_GROWN,
             BenchRow(
@@ -133,12 +77,12 @@ HTTP_PARTS: Sequence[BenchPart] = (
     ),
     BenchPart(
         title="idle sandboxes",
-        measure=crowds.measure_idle,
+        measure=load_measurements.measure_idle,
         rows=(
             BenchRow(key="idle_memory", title="idle sandbox: memory, all in", unit="MB", bar=5, limit=True),
             *(
                 BenchRow(key=f"idle_{key}", title=f"idle sandbox: {field}", unit="MB")
-                for key, field in crowds.MEMORY_FIELDS.items()
+                for key, field in load_measurements.MEMORY_FIELDS.items()
             ),
             BenchRow(key="used_memory", title="sandbox after `1+1`: memory, all in", unit="MB", bar=8, limit=True),
             BenchRow(key="answering", title="idle sandboxes alive at once that answered", unit="", bar=1000),
@@ -150,4 +94,4 @@ HTTP_PARTS: Sequence[BenchPart] = (
         rows=(BenchRow(key="generator", title="the load generator's own share of a core", unit="×"),),
     ),
 )
-HTTP_ROWS = {row.key: row for part in HTTP_PARTS for row in part.rows}
+LOAD_ROWS = {row.key: row for part in LOAD_PARTS for row in part.rows}

@@ -1,36 +1,38 @@
-"""Measurement through HTTP by a bare client: two `cloche serve`, one with a pool and one without."""
+"""Measurements through HTTP by one bare client: two `cloche serve`, one with a pool and one without."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
 import os
 import re
 import secrets
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from statistics import median
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cloche.bench import closed_loop, programs
-from cloche.bench.closed_loop import LoadResult
+from cloche import mcp
+from cloche.bench import programs
 from cloche.bench.lab import SETTLE_SECONDS, SampleCounts
-from cloche.bench.samples import SampleBook, expect_answer
+from cloche.bench.raw_http import HTTP_ANSWER_SECONDS, SANDBOXES_PATH, RawConnection
+from cloche.bench.samples import SampleBook, expect_answer, split_evenly
 from cloche.config import Config, PoolConfig
 from cloche.sdk.embedded import EmbeddedEngine
 
-SANDBOXES_PATH = "/api/v1/sandboxes"
+if TYPE_CHECKING:
+    from mcp.client.client import Client as Official
+
 POOL_READY_PATTERN = re.compile(rb"^cloche_pool_ready ([0-9.]+)$", re.MULTILINE)
 REFILL_SECONDS = 60.0
 STOP_SECONDS = 120.0
-HTTP_ANSWER_SECONDS = 120.0
-CREATOR_CLIENTS = 4  # clients that make sandboxes which stay
 
 
 class HttpBenchClient:
@@ -65,38 +67,14 @@ class HttpBenchClient:
         self._raw.ask("DELETE", f"{SANDBOXES_PATH}/{sandbox}")
 
 
-class RawConnection:
-    """Raw sockets: http.client takes 0.2 ms to read a response's head, which would be measured too."""
-
-    def __init__(self, address: tuple[str, int], key: str):
-        self._socket = socket.create_connection(address, HTTP_ANSWER_SECONDS)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._head = f"host: {address[0]}\r\nauthorization: Bearer {key}\r\ncontent-type: application/json"
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """Raises WrongAnswer."""
-        head = f"{method} {path} HTTP/1.1\r\n{self._head}\r\ncontent-length: {len(body)}\r\n\r\n"
-        self._socket.sendall(head.encode() + body)
-        received = bytearray()
-        while (answer := closed_loop.parse_answer(received)) is None:
-            piece = self._socket.recv(closed_loop.RECEIVED_BYTES)
-            expect_answer(bool(piece), "the server closed the connection")
-            received += piece
-        expect_answer(answer.status < 300, (answer.status, answer.body[:200]))
-        return answer.body
-
-
 class ServerProcess:
     """A server in a process of its own. Use with `with`."""
 
     def __init__(self, config: Config, pool: int):
-        self._key = "e2b_" + secrets.token_hex(20)
+        self.key = "e2b_" + secrets.token_hex(20)
         program = "from cloche.cli import main; main()"
         command = [sys.executable, "-c", program, "--data-dir", config.data_dir, "serve", "--port", "0"]
-        environ = {**os.environ, "CLOCHE_API_KEY": self._key, "CLOCHE_POOL_READY": str(pool)}
+        environ = {**os.environ, "CLOCHE_API_KEY": self.key, "CLOCHE_POOL_READY": str(pool)}
         # A line for each request goes to where nobody has to read it.
         self._process = subprocess.Popen(
             command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -105,10 +83,10 @@ class ServerProcess:
         url = next((line.split()[1] for line in self._process.stdout if line.startswith("ready ")), "")
         if not url:
             raise RuntimeError("the server ended before it was ready")
-        self._address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        self.address = ("127.0.0.1", int(url.rpartition(":")[2]))
         self._pool = pool
         self.url = url
-        self.headers = {"authorization": f"Bearer {self._key}"}
+        self.headers = {"authorization": f"Bearer {self.key}"}
 
     def __enter__(self) -> ServerProcess:
         return self
@@ -121,22 +99,9 @@ class ServerProcess:
 
     @contextlib.contextmanager
     def client(self) -> Iterator[HttpBenchClient]:
-        found = HttpBenchClient(self._address, self._key)
+        found = HttpBenchClient(self.address, self.key)
         with contextlib.closing(found):
             yield found
-
-    def load(self, what: str, clients: int, **given: Any) -> LoadResult:
-        return closed_loop.run_load(self._address, self._key, what, clients, **given)
-
-    @contextlib.contextmanager
-    def sandboxes(self, count: int) -> Iterator[list[str]]:
-        """Creates so many sandboxes for the block. Raises WrongAnswer if not all could be made."""
-        made = self.load("creations", CREATOR_CLIENTS, count=count)
-        try:
-            expect_answer(not made.failures and len(made.ids) == count, made.failures[:1])
-            yield made.ids
-        finally:
-            self.load("removals", CREATOR_CLIENTS, ids=made.ids)
 
     def wait_for_pool(self, client: HttpBenchClient) -> None:
         """Waits until the pool is full again. Raises TimeoutError."""
@@ -184,11 +149,6 @@ class HttpLab:
 
     def raw_cost_seconds(self) -> float:
         return self._bare.call(lambda: self._bare.engine.housing.raw_cost_seconds())
-
-    def record_generator_load(self, load: LoadResult) -> None:
-        """Records the load generator's share of a core, and its failed requests."""
-        self.book.add("generator", load.core_share)
-        self.book["generator"].failures += load.failures
 
 
 def measure_first_results(lab: HttpLab) -> None:
@@ -279,3 +239,91 @@ def _measure_transfer(lab: HttpLab, client: HttpBenchClient, content: bytes) -> 
     expect_answer(found == content, f"{len(found)} bytes")
     lab.book.add("http_file_write", len(content) / (written - began))
     lab.book.add("http_file_read", len(content) / (ended - written))
+
+
+# --- Measurement of MCP's overhead: the same program through `/api/v1` and as a tool call, in turns.
+
+ROUNDS = 5
+TOOL_CALL = {"name": "run_code", "arguments": {"code": programs.ONE}}
+INITIALIZE_PARAMS = {
+    "protocolVersion": "2025-11-25",
+    "capabilities": {},
+    "clientInfo": {"name": "cloche-bench", "version": "1"},
+}
+
+CallOnce = Callable[[], Awaitable[None]]
+
+
+def measure_mcp_calls(lab: HttpLab) -> None:
+    """`1+1` by one client after another, in one sandbox each."""
+    if mcp.is_installed():
+        with lab.book.attempt("mcp_http", "mcp_bare", "mcp_call"), lab.pooled.client() as client:
+            asyncio.run(_measure_ways(lab, client))
+
+
+async def _measure_ways(lab: HttpLab, client: HttpBenchClient) -> None:
+    import httpx2
+    from mcp.client.client import Client as Official
+    from mcp.client.streamable_http import streamable_http_client
+
+    sandbox, bare = client.create(), _BareMcpClient(client)
+    async with (
+        httpx2.AsyncClient(headers=lab.pooled.headers) as http,
+        Official(streamable_http_client(f"{lab.pooled.url}/mcp", http_client=http)) as official,
+    ):
+        ways: dict[str, CallOnce] = {
+            "mcp_http": lambda: _run_over_http(client, sandbox),
+            "mcp_bare": bare.call,
+            "mcp_call": lambda: _call_official(official),
+        }
+        for once in ways.values():
+            await once()  # each of them gets its sandbox
+        for count in split_evenly(lab.counts.warm, min(ROUNDS, lab.counts.warm)):
+            seconds = {key: await _time_calls(lab, key, once, count) for key, once in ways.items()}
+            for key in ("mcp_bare", "mcp_call"):
+                lab.book.add(f"{key}_adds", (seconds[key] - seconds["mcp_http"]) / seconds["mcp_http"])
+    bare.end()
+    client.remove(sandbox)
+
+
+async def _time_calls(lab: HttpLab, key: str, once: CallOnce, count: int) -> float:
+    """Returns the median."""
+    found = []
+    for _ in range(count):
+        began = time.perf_counter()
+        await once()
+        found.append(time.perf_counter() - began)
+        lab.book.add(key, found[-1])
+    return median(found)
+
+
+async def _run_over_http(client: HttpBenchClient, sandbox: str) -> None:
+    run = client.run(sandbox, programs.ONE)
+    expect_answer(run["text"] == "2", run)
+
+
+async def _call_official(official: Official) -> None:
+    answer = await official.call_tool(TOOL_CALL["name"], TOOL_CALL["arguments"])  # type: ignore[arg-type]  # CALL has both kinds
+    found: Any = answer.content[0]
+    expect_answer(found.text == "2", found)
+
+
+class _BareMcpClient:
+    """An MCP session over the same client that is used for `/api/v1`."""
+
+    def __init__(self, client: HttpBenchClient):
+        self._client = client
+        self._headers = {"mcp-session-id": ""}
+        client.ask("POST", "/mcp", _rpc_message("initialize", INITIALIZE_PARAMS))
+        self._headers["mcp-session-id"] = client.answered["mcp-session-id"]
+
+    async def call(self) -> None:
+        found = json.loads(self._client.ask("POST", "/mcp", _rpc_message("tools/call", TOOL_CALL), self._headers))
+        expect_answer(found["result"]["content"][0]["text"] == "2", found)
+
+    def end(self) -> None:
+        self._client.ask("DELETE", "/mcp", headers=self._headers)
+
+
+def _rpc_message(method: str, params: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()

@@ -9,7 +9,7 @@ import sys
 import uuid
 from typing import Any
 
-from cloche.bench.peers.session import ANSWER_SECONDS, PeerFailed, PeerOutput, free_port, stop_processes, wait_until_up
+from bench.peers.session import ANSWER_SECONDS, PeerFailed, PeerOutput, free_port, stop_processes, wait_until_up
 
 # Jupyter's servers never set it for a kernel's WebSocket, so that an answer of two small writes waits for the client's
 # delayed acknowledgement: 40 ms.

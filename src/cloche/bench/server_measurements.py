@@ -1,4 +1,4 @@
-"""Measurement through a server: E2B's own Python client against `cloche serve`, in a process of its own."""
+"""Measurements through a server: E2B's own client, and turns of the gateway."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cloche.bench import instant_model, ipykernel_peer, programs
-from cloche.bench.ipykernel_peer import TRANSPORTS, IpykernelProcess
-from cloche.bench.lab import SETTLE_SECONDS, SampleCounts
+import httpx2
+
+from cloche.bench import instant_model, programs
+from cloche.bench.lab import SETTLE_SECONDS, TRANSPORTS, IpykernelProcess, SampleCounts, missing_packages
+from cloche.bench.measurements import TURNS, measure_kernel_start, measure_peer_turn
 from cloche.bench.samples import SampleBook, expect_answer, split_evenly
-from cloche.bench.starts import measure_kernel_start
-from cloche.bench.warm import TURNS, measure_peer_turn
 from cloche.config import Config
 
 E2B_CLIENT_PACKAGE = "e2b_code_interpreter"
@@ -38,7 +38,7 @@ class ServerLab:
     def __init__(self, config: Config, counts: SampleCounts, *, peer: bool = True):
         self.counts = counts
         self.book = SampleBook()
-        self.peer = peer and not ipykernel_peer.missing_packages()
+        self.peer = peer and not missing_packages()
         self._config = config
         self._key = "e2b_" + secrets.token_hex(20)
         self._stack = contextlib.ExitStack()
@@ -125,3 +125,46 @@ def measure_round_trips(lab: ServerLab) -> None:
                     expect_answer(text == "2", text)
             for transport, kernel in kernels.items():
                 measure_peer_turn(lab, kernel, f"kernel_warm_{transport}", programs.ONE, max(count // 2, 1))
+
+
+# --- Measurement: turns of the gateway, `/v1/responses` with code, beside executions over our own protocol.
+
+TURN_CODE = "pass"
+ECHO_MODEL = "cloche/echo"
+CODE_TOOL = {"type": "code_interpreter", "container": {"type": "auto"}}
+
+
+def measure_gateway_turns(lab: ServerLab) -> None:
+    """One model call with code and one with text, in a pooled container; the baseline is a warm execution."""
+    with httpx2.Client(base_url=lab.url, headers=lab.headers, timeout=60) as client:
+        sandbox = client.post("/api/v1/sandboxes", json={}).json()["id"]
+        for model in (instant_model.INSTANT_MODEL, ECHO_MODEL):
+            _turn_seconds(lab, client, model)  # opens connections, imports what is imported late
+        time.sleep(SETTLE_SECONDS)
+        for count in split_evenly(lab.counts.warm, lab.counts.fast):
+            _measure_executions(lab, client, sandbox, count)
+            for key, model in (("gateway_turn", instant_model.INSTANT_MODEL), ("gateway_echo", ECHO_MODEL)):
+                with lab.book.attempt(key):
+                    time.sleep(REFILL_SECONDS)
+                    lab.book.add(key, _turn_seconds(lab, client, model))
+        client.delete(f"/api/v1/sandboxes/{sandbox}")
+
+
+def _measure_executions(lab: ServerLab, client: httpx2.Client, sandbox: str, count: int) -> None:
+    for _ in range(count):
+        with lab.book.attempt("native_warm"):
+            began = time.perf_counter()
+            run = client.post(f"/api/v1/sandboxes/{sandbox}/run", json={"code": TURN_CODE}).json()
+            lab.book.add("native_warm", time.perf_counter() - began)
+            expect_answer(run.get("outcome") == "ok", run)
+
+
+def _turn_seconds(lab: ServerLab, client: httpx2.Client, model: str) -> float:
+    asked: dict[str, Any] = {"model": model, "input": f"```python\n{TURN_CODE}\n```", "tools": [CODE_TOOL]}
+    began = time.perf_counter()
+    answer = client.post("/v1/responses", json=asked).json()
+    took = time.perf_counter() - began
+    kinds = [item["type"] for item in answer.get("output", [])]
+    expect_answer(kinds == ["code_interpreter_call", "message"], answer)
+    client.delete(f"/v1/containers/{answer['output'][0]['container_id']}")
+    return took

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cloche.bench.peers.session import ANSWER_SECONDS, START_SECONDS, PeerFailed, PeerOutput
+from bench.peers.session import ANSWER_SECONDS, START_SECONDS, PeerFailed, PeerOutput
 
 
 class KernelsPeer:

@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from typing import Any
 
-from cloche.bench.peers.session import PeerFailed, PeerOutput
+from bench.peers.session import PeerFailed, PeerOutput
 
 
 class AutoGenPeer:

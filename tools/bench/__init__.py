@@ -1,0 +1,1 @@
+"""The developers' benchmark: Cloche through HTTP under load, and its peers, in one run."""
