@@ -34,7 +34,7 @@ from cloche.cli import main
 from cloche.config import Config
 from cloche.model import Template
 
-TOOLS = Path(__file__).parent.parent / "tools"
+TOOLS = Path(__file__).parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
 from bench import comparison  # noqa: E402
 from bench.load_rows import LOAD_PARTS, LOAD_ROWS  # noqa: E402

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import click
-
 from bench.comparison import comparison_document, comparison_markdown, draw_comparison, is_matplotlib_missing
 from bench.load_rows import LOAD_PARTS
 from bench.peer_runs import PeerMeasurements
+
 from cloche import errors
 from cloche.bench.http_measurements import HttpLab
 from cloche.bench.lab import BENCH_ADVICE, QUICK_COUNTS, SampleCounts

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from bench.load_measurements import LIVE_COUNTS
 from bench.peer_runs import PEERS, PeerMeasurements
+
 from cloche.bench.rows import UNIT_SCALES, format_figure
 from cloche.bench.samples import SampleBook
 

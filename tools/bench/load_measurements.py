@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from bench.closed_loop import LoadResult, run_load
+
 from cloche.bench.http_measurements import HttpLab, ServerProcess
 from cloche.bench.measurements import host_figures
 from cloche.bench.samples import Samples, expect_answer

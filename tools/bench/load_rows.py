@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench import load_measurements
+
 from cloche.bench.rows import BenchPart, BenchRow
 
 _GROWN = tuple(
