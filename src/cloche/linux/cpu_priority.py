@@ -4,7 +4,7 @@
         ...   # this process, and its children, weigh as much as four others that want the same CPU
 
 Otherwise a sandbox that is woken pushes aside the very server that woke it, and hundreds of them keep it
-waiting while a CPU stands idle (docs/design.md has the numbers). `nice` does not do it: with autogroups, as
+waiting while a CPU stands idle (docs/design/performance.md has the numbers). `nice` does not do it: with autogroups, as
 most kernels have them, it weighs the processes of one session against each other alone.
 
 Nothing happens where the host does not let us, or where the process would have to leave a group of version 2
