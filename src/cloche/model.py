@@ -92,6 +92,31 @@ class DisplayOptions(Struct):
     saved_images: bool = False  # a picture that PIL saves to a named file
 
 
+class ExecutionRequest(Struct):
+    """A request to run code in a context: the code, and the settings that hold while it runs."""
+
+    code: str
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    argv: Sequence[str] | None = None  # the program's `sys.argv`
+    timeout_seconds: float | None = None  # from the start of the program; None: the sandbox's limit
+    until_deadline: bool = False  # no time limit but the sandbox's deadline, where it has one
+    showing: DisplayOptions = DisplayOptions()
+    tools: Sequence[ToolDefinition] = ()  # functions for the program; their calls are ToolsCalled events
+    recorded: bool = True  # whether it is in the sandbox's history
+
+    def check(self) -> None:
+        """Raises InvalidRequest for values that no execution can have."""
+        if not isinstance(self.code, str):
+            raise errors.InvalidRequest(f"code must be a string, not {type(self.code).__name__}")
+        check_environment(self.env)
+        argv = self.argv or ()
+        if isinstance(argv, str) or not all(isinstance(word, str) for word in argv):
+            raise errors.InvalidRequest("argv must be a list of strings")
+        check_command_size(argv, self.env)
+        check_seconds("timeout", self.timeout_seconds)
+
+
 class SandboxSpec(Struct):
     """A request for a new sandbox."""
 

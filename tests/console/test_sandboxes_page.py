@@ -13,6 +13,7 @@ from tests.console.conftest import Visiting
 from tests.console.notebooks import Notebook
 
 from cloche.api.console.sandbox_list import PAGE_ROWS, SandboxPageQuery, decode_sandbox_query, explain_ending
+from cloche.model import SandboxSpec
 from cloche.store.base import HOST_DIED_REASON, SHUT_DOWN_REASON, RecordState, SandboxRecord
 
 if TYPE_CHECKING:
@@ -289,9 +290,8 @@ def test_what_cannot_be_asked_for_is_refused_in_words(visiting: Visiting) -> Non
     ],
 )
 def test_every_way_to_end_has_words(state: RecordState, reason: str | None, says: str) -> None:
-    record = SandboxRecord(
-        id=UNKNOWN, owner="x", template="python@1", state=state, instance="h", created_at=1.0, end_reason=reason
-    )
+    spec = SandboxSpec(owner="x", template="python@1")
+    record = SandboxRecord(id=UNKNOWN, spec=spec, state=state, instance="h", created_at=1.0, end_reason=reason)
     ending = explain_ending(record)
     assert ending.headline == says and ending.detail
 

@@ -16,10 +16,10 @@ from cloche.config import Config, PoolConfig
 from cloche.engine.builds import builds
 from cloche.engine.builds.build import KEPT_LOG_BYTES, BuildLog, BuildPlan, BuildStep, expand_variables, record_or_undo
 from cloche.engine.engine import Engine
-from cloche.model import Limits, Snapshot, new_id
+from cloche.model import Limits, SandboxSpec, Snapshot, new_id
 from cloche.store import builds as template_builds
 from cloche.store import database
-from cloche.store.base import ResumeSpec, SandboxRecord
+from cloche.store.base import PausedFiles, SandboxRecord
 from cloche.store.builds import BuildLogEntry, StoredBuilds, TemplateBuild
 from cloche.store.sandboxes import SqliteSandboxRecords
 from cloche.store.snapshots import StoredSnapshots
@@ -58,7 +58,8 @@ def a_snapshot(**fields) -> Snapshot:
 
 
 def a_record(**fields) -> SandboxRecord:
-    record = SandboxRecord(id="i1", owner=ME, template="python@1", state="running", instance="here", created_at=1.0)
+    spec = SandboxSpec(owner=ME, template="python@1", env={"KEY": SECRET})
+    record = SandboxRecord(id="i1", spec=spec, state="running", instance="here", created_at=1.0)
     return msgspec.structs.replace(record, **fields)
 
 
@@ -77,13 +78,13 @@ async def remove_a_snapshot(records: SqliteSandboxRecords) -> None:
 
 
 async def wake_one(records: SqliteSandboxRecords) -> None:
-    records.put(a_record(state="paused", revival=ResumeSpec(image="x", env={"KEY": SECRET})))
+    records.put(a_record(state="paused", files=PausedFiles(image="x")))
     await records.get("i1")
     records.put(a_record())
 
 
 async def kill_a_paused_one(records: SqliteSandboxRecords) -> None:
-    await records.keep(a_record(state="paused", revival=ResumeSpec(image="x", env={"KEY": SECRET})))
+    await records.keep(a_record(state="paused", files=PausedFiles(image="x")))
     assert await records.conclude(a_record(state="killed", ended_at=time.time()))
 
 

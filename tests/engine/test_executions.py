@@ -11,6 +11,7 @@ from cloche.engine.engine import Engine
 from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import AnyEvent, Display, Ended, Input, Output, Run, Started, Truncated, fold
+from cloche.guest import wire
 from cloche.model import Limits, SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -404,7 +405,7 @@ async def test_what_fits_into_no_frame_is_refused_and_the_next_run_works(box: Sa
 
 async def test_whatever_keeps_a_program_from_its_kernel_frees_the_context(box: Sandbox):
     execution = box.context().execute("1")
-    execution._header["env"] = CONTROL
+    execution._settings = wire.encode_json({"env": CONTROL})
     with pytest.raises(errors.InvalidRequest):
         await execution.result()
     assert execution.ended is not None and execution.ended.outcome == "died"

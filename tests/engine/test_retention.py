@@ -223,7 +223,7 @@ async def test_one_that_is_paused_again_and_again_at_once_ends_when_it_is_killed
     await asyncio.sleep(3 * pause.REMOVE_IMAGE_SECONDS)
     assert (await engine.describe(box.id, ME)).state == "ended"
     record = await engine.records.get(box.id)
-    assert record is not None and (record.state, record.revival) == ("killed", None)
+    assert record is not None and (record.state, record.files) == ("killed", None)
 
 
 def images(config: Config) -> set[str]:

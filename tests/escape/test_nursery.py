@@ -31,7 +31,7 @@ from cloche.isolation.namespaces import NamespacesBackend
 from cloche.linux import cgroups
 from cloche.model import SandboxSpec, Template
 from cloche.sdk.assembly import open_stores
-from cloche.templates import Catalogue, build, uv
+from cloche.templates import Catalogue, build_template, uv
 from cloche.templates.recipe import Recipe
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
@@ -83,7 +83,9 @@ def hostile(tmp_path_factory, trace) -> Template:
             patch.setenv(name, value)
         links = [value for value in (os.environ.get("UV_FIND_LINKS"), str(wheels)) if value]
         patch.setenv("UV_FIND_LINKS", ",".join(links))
-        return build(Catalogue(data), Recipe(name="hostile", packages=(f"{PACKAGE}==1.0",), imports=(PACKAGE,)))
+        return build_template(
+            Catalogue(data), Recipe(name="hostile", packages=(f"{PACKAGE}==1.0",), imports=(PACKAGE,))
+        )
 
 
 def arm(template: Template, attack: str) -> None:

@@ -17,6 +17,7 @@ from tests.conftest import RunningServer, wait_until
 from tests.faults.conftest import Neighbour, in_background
 
 import cloche
+from cloche.model import SandboxSpec
 from cloche.store import database, sandboxes
 from cloche.store.base import SandboxRecord
 from cloche.store.database import Database, Unusable
@@ -171,7 +172,8 @@ async def test_a_read_only_store_is_said_and_used_again_when_it_can_be(store: Pa
 async def test_the_last_word_on_a_sandbox_is_known_while_the_store_is_locked(store: Path, hurry: None):
     kept = sandboxes.SqliteSandboxRecords(store)
     await kept.open()
-    about = {"owner": "alice", "template": "python@1", "instance": "h1", "created_at": time.time()}
+    spec = SandboxSpec(owner="alice", template="python@1")
+    about = {"spec": spec, "instance": "h1", "created_at": time.time()}
     with locked(store):
         for number in range(2000):  # of three sandboxes
             kept.put(SandboxRecord(id=f"i{number % 3}", state="running", **about))

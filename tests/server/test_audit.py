@@ -22,7 +22,7 @@ from cloche.engine.operations import audit as ration_of
 from cloche.engine.operations import audit as trails
 from cloche.engine.operations.audit import FLOOD_ENTRIES, MOST_LINES, AuditLog
 from cloche.engine.principal import set_current_principal
-from cloche.model import Principal
+from cloche.model import Principal, SandboxSpec
 from cloche.store import audit
 from cloche.store.audit import AuditFileWriter, AuditLine
 from cloche.store.audit_reader import AuditQuery, read_last, verify_log
@@ -494,9 +494,8 @@ async def remember(data_dir: Path, *sandboxes: str) -> None:
     records = SqliteSandboxRecords(data_dir / "store.sqlite3")
     await records.open()
     for id in sandboxes:
-        records.put(
-            SandboxRecord(id=id, owner="bob", template="python@1", state="running", instance="hdead", created_at=1.0)
-        )
+        spec = SandboxSpec(owner="bob", template="python@1")
+        records.put(SandboxRecord(id=id, spec=spec, state="running", instance="hdead", created_at=1.0))
     await records.aclose()
 
 

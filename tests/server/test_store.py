@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from cloche.model import SandboxSpec
 from cloche.store import sandboxes
 from cloche.store.base import SandboxRecord
 from cloche.store.database import Database
@@ -33,7 +34,8 @@ async def test_records_are_removed_when_they_are_old_and_not_only_at_the_start(t
     kept = sandboxes.SqliteSandboxRecords(tmp_path / "store.sqlite3")
     await kept.open()
     ended_at = time.time() - sandboxes.KEPT_SECONDS
-    about = {"owner": "alice", "template": "python@1", "state": "killed", "instance": "i", "created_at": 0.0}
+    spec = SandboxSpec(owner="alice", template="python@1")
+    about = {"spec": spec, "state": "killed", "instance": "i", "created_at": 0.0}
     kept.put(SandboxRecord(id="old", ended_at=ended_at - 1, **about))
     kept.put(SandboxRecord(id="young", ended_at=ended_at + 3600, **about))
     async with asyncio.timeout(30):

@@ -72,9 +72,7 @@ class Engine:
         self._lasting = Pauses(config.kept, self, instance, stores, self._images, self.snapshots)
         self.runs = DetachedRuns(stores.runs, instance, config.runs)
         self.builds = Builds(self._build_functions(), stores, instance, config.aliases, self.trail)
-        self._making = SandboxFactory(
-            config, instance, self.housing, self.networks, self._images, self.volumes, self.quotas, self.tally, self
-        )
+        self._making = SandboxFactory(self, self._images)
 
     async def __aenter__(self) -> Engine:
         await self.records.open()
@@ -135,7 +133,7 @@ class Engine:
         if isinstance(known, Sandbox) and known.record.state != "paused":
             return known
         record = known.record if isinstance(known, Sandbox) else known
-        if not record.auto_resume:
+        if not record.spec.auto_resume:
             raise not_running_error(record)
         return await self._resume_known(known, None)
 

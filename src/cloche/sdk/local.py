@@ -20,6 +20,7 @@ from cloche.events import NumberedEvent, ProcessResult, Run, RunInfo
 from cloche.file_content import Content
 from cloche.input_answers import InputSource
 from cloche.model import (
+    ExecutionRequest,
     FileChange,
     FileInfo,
     Mark,
@@ -265,9 +266,10 @@ class LocalContext:
         argv: Sequence[str] | None = None,
         tools: Sequence[ToolDefinition] = (),
     ) -> Execution:
-        return (await self._running_context()).execute(
-            code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input, argv=argv, tools=tools
+        request = ExecutionRequest(
+            code=code, env=env or {}, cwd=cwd, timeout_seconds=timeout_seconds, argv=argv, tools=tools
         )
+        return (await self._running_context()).submit(request, input)
 
     async def run(
         self,
@@ -278,9 +280,7 @@ class LocalContext:
         timeout_seconds: float | None = None,
         input: InputSource = None,
     ) -> Run:
-        execution = (await self._running_context()).execute(
-            code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input
-        )
+        execution = await self.execute(code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input)
         return await execution.result()
 
     async def detach(
@@ -293,7 +293,8 @@ class LocalContext:
         input: builtins.list[str] | None = None,
     ) -> RunInfo:
         context = await self._running_context()
-        execution = context.execute(code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input)
+        request = ExecutionRequest(code=code, env=env or {}, cwd=cwd, timeout_seconds=timeout_seconds)
+        execution = context.submit(request, input)
         return await self._home.detach(execution, context.id)
 
     async def interrupt(self) -> bool:

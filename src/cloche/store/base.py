@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
-from cloche.model import Limits, OnDeadline, Snapshot, Struct, User
-from cloche.network_policy import NetworkPolicy
+from cloche.model import Limits, SandboxSpec, Snapshot, Struct
 
 # The check whether an owner may store more, made before anything is stored.
 
@@ -31,43 +30,41 @@ class LostSandbox(NamedTuple):
     owner: str
 
 
-class ResumeSpec(Struct):
-    """The data to recreate a paused sandbox after its memory is gone. It holds no secrets."""
+class PausedFiles(Struct):
+    """The files of a paused sandbox, on a disk."""
 
-    image: str  # of its files
-    bytes: int = 0  # that the image has
-    env: dict[str, str] = {}
-    user: User = "user"
-    cwd: str = "/mnt/data"
-    sudo: bool = False
-    network: NetworkPolicy | None = None
-    lifetime_seconds: float | None = None
-    pause_memory: bool = True  # whether the pause at its deadline keeps its memory
+    image: str
+    bytes: int = 0
 
 
 class SandboxRecord(Struct):
     """The record of a sandbox, kept long after it has ended."""
 
     id: str
-    owner: str
-    template: str  # NAME@VERSION
+    spec: SandboxSpec  # its template is NAME@VERSION, and its limits are known; of a paused one it has no secrets
     state: RecordState
     instance: str  # the host process that runs or ran it
     created_at: float
     deadline_at: float | None = None
     ended_at: float | None = None
     end_reason: str | None = None
-    metadata: dict[str, str] = {}
-    limits: Limits = Limits()
-    on_deadline: OnDeadline = "kill"
-    pause_memory: bool = True  # whether a pause at its deadline keeps its memory; of a paused one: whether it is kept
-    auto_resume: bool = False
-    notes: dict[str, str] = {}
-    volumes: dict[str, str] = {}  # by path, the id or name of each
     paused_at: float | None = None
+    memory_kept: bool = True  # of one that is paused
+    files: PausedFiles | None = None  # of one that is paused
     resumed_at: float | None = None  # the last time
-    revival: ResumeSpec | None = None  # of one that is paused
     key_id: str = ""  # the key that it was made with
+
+    @property
+    def owner(self) -> str:
+        return self.spec.owner
+
+    @property
+    def template(self) -> str:
+        return self.spec.template
+
+    @property
+    def limits(self) -> Limits:
+        return self.spec.limits or Limits()
 
 
 class SandboxRecords(Protocol):

@@ -9,7 +9,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -28,7 +28,12 @@ TROUBLED_SECONDS = 10.0
 KEPT_SECONDS = 30 * 86400.0
 PRUNE_SECONDS = 3600.0
 
-_COLUMNS = SandboxRecord.__struct_fields__
+_RECORD_COLUMNS = "id state instance created_at deadline_at ended_at end_reason paused_at resumed_at key_id".split()
+_SPEC_COLUMNS = "owner template metadata limits on_deadline auto_resume notes volumes".split()
+_RESUME_FIELDS = "env user cwd sudo network lifetime_seconds pause_memory".split()
+"""The fields of a spec that are recorded only while its sandbox is paused, in the column `revival`."""
+
+_COLUMNS = (*_RECORD_COLUMNS, *_SPEC_COLUMNS, "pause_memory", "revival")
 _PUT = f"INSERT OR REPLACE INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _GET = f"SELECT {', '.join(_COLUMNS)} FROM sandboxes"
 _FIND = f"{_GET} WHERE id = ?1 AND (?2 IS NULL OR owner = ?2)"
@@ -140,7 +145,7 @@ class SqliteSandboxRecords:
     def _note_resume_specs(self, records: Iterable[SandboxRecord]) -> None:
         """Call after a write: the environment of a sandbox that is no longer paused leaves the log, too."""
         for record in records:
-            if record.revival is not None:
+            if record.files is not None:
                 self._revivable.add(record.id)
             elif record.id in self._revivable:
                 self._revivable.discard(record.id)
@@ -208,20 +213,29 @@ def _mark_lost(db: sqlite3.Connection, is_live: Callable[[str], bool], at: float
 
 
 def _encode_row(record: SandboxRecord) -> tuple[object, ...]:
-    return tuple(
-        msgspec.json.encode(value).decode() if name in _JSON else value
-        for name, value in zip(_COLUMNS, _field_values(record), strict=True)
-    )
+    values: dict[str, object] = {name: getattr(record, name) for name in _RECORD_COLUMNS}
+    values |= {name: getattr(record.spec, name) for name in _SPEC_COLUMNS}
+    values["pause_memory"] = record.memory_kept if record.state == "paused" else record.spec.pause_memory
+    values["revival"] = _encode_resume(record)
+    return tuple(msgspec.json.encode(values[name]).decode() if name in _JSON else values[name] for name in _COLUMNS)
 
 
-def _field_values(record: SandboxRecord) -> Iterable[object]:
-    return (getattr(record, name) for name in _COLUMNS)
+def _encode_resume(record: SandboxRecord) -> dict[str, object] | None:
+    if record.files is None:
+        return None
+    settings = {name: getattr(record.spec, name) for name in _RESUME_FIELDS}
+    return {"image": record.files.image, "bytes": record.files.bytes, **settings}
 
 
 def _decode_record(row: tuple[object, ...]) -> SandboxRecord:
-    fields = dict(zip(_COLUMNS, row, strict=True))
+    columns: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
     for name in _JSON:
-        fields[name] = msgspec.json.decode(str(fields[name]))
+        columns[name] = msgspec.json.decode(str(columns[name]))
+    resume = columns["revival"] or {"pause_memory": columns["pause_memory"]}
+    spec = {name: columns[name] for name in _SPEC_COLUMNS}
+    spec |= {name: resume[name] for name in _RESUME_FIELDS if name in resume}
+    fields = {name: columns[name] for name in _RECORD_COLUMNS}
+    fields |= {"spec": spec, "memory_kept": columns["pause_memory"], "files": columns["revival"]}
     return msgspec.convert(fields, SandboxRecord)
 
 

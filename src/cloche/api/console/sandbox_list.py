@@ -172,7 +172,7 @@ class SandboxRow(NamedTuple):
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """The first pairs of its metadata, cut short."""
-        first = itertools.islice(self.record.metadata.items(), SHOWN_PAIRS)
+        first = itertools.islice(self.record.spec.metadata.items(), SHOWN_PAIRS)
         return [(name[:SHOWN_CHARACTERS], value[:SHOWN_CHARACTERS]) for name, value in first]
 
     @property
@@ -266,7 +266,7 @@ def _matches_query(row: SandboxRow, asked: SandboxPageQuery) -> bool:
 
 def _searchable_text(row: SandboxRow) -> str:
     record = row.record
-    pairs = (f"{name}={value}" for name, value in record.metadata.items())
+    pairs = (f"{name}={value}" for name, value in record.spec.metadata.items())
     said = () if row.ending is None else (row.ending.headline,)
     return "\n".join((record.id, record.owner, record.template, record.key_id, *pairs, *said)).lower()
 

@@ -235,7 +235,9 @@ class E2bSandboxes:
     async def _find_signer_id(self, digest: bytes, signed: SignedFileUrl) -> str | None:
         """The id of the signing sandbox. Yields to other tasks after every few checks."""
         for number, record in enumerate(self._engine.known(None), start=1):
-            if is_secure(record.notes) and hmac.compare_digest(digest, signed.digest(self.tokens.access(record.id))):
+            if is_secure(record.spec.notes) and hmac.compare_digest(
+                digest, signed.digest(self.tokens.access(record.id))
+            ):
                 return record.id
             if number % SIGNER_CHECKS_PER_TURN == 0:
                 await asyncio.sleep(0)

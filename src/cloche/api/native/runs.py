@@ -21,7 +21,7 @@ from cloche.engine.executions.execution import Execution
 from cloche.engine.executions.runs import DetachedRuns, RunEventLine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Event
-from cloche.model import ToolDefinition, check_cwd
+from cloche.model import ExecutionRequest, ToolDefinition, check_cwd
 from cloche.protocol import requests, responses
 
 # Server-sent events: each event of the engine becomes one, named by its type.
@@ -96,18 +96,18 @@ class NativeExecutions:
 def prepare_execution(sandbox: Sandbox, asked: requests.ExecuteRequest) -> Execution:
     """The requested execution, not started yet. Raises ContextNotFound, InvalidRequest or InvalidPath."""
     check_cwd(asked.cwd)
-    return sandbox.context(asked.context).execute(
-        asked.code,
-        env=asked.env,
+    request = ExecutionRequest(
+        code=asked.code,
+        env=asked.env or {},
         cwd=asked.cwd,
         timeout_seconds=asked.timeout_seconds,
-        input=asked.input,
         argv=asked.argv,
         tools=[
             ToolDefinition(name=each.name, description=each.description, parameters=each.parameters)
             for each in asked.tools
         ],
     )
+    return sandbox.context(asked.context).submit(request, asked.input)
 
 
 async def _stream_execution_events(execution: Execution) -> AsyncGenerator[Event, None]:

@@ -254,7 +254,7 @@ class Execd:
             )
         sandbox = await self._engine.find(id)
         charge_sandbox_owner(request.scope, sandbox)
-        if renew_seconds := stored_request_of(sandbox.record.notes).renew_seconds:
+        if renew_seconds := stored_request_of(sandbox.record.spec.notes).renew_seconds:
             sandbox.extend(renew_seconds)
         return sandbox, self._known.of(id)
 

@@ -4,83 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cloche import errors
 from cloche.engine.executions.checkpoints import KernelCheckpoints
 from cloche.engine.executions.execution import Execution
-from cloche.engine.executions.history import SandboxHistory
 from cloche.engine.executions.kernel import KernelClient
-from cloche.engine.executions.tools import SandboxTools
 from cloche.engine.operations.audit import ENDED, STARTED
 from cloche.engine.principal import current_principal
-from cloche.engine.quotas.capacity import ExecutionSlots, Ticket
-from cloche.engine.sandboxes.init_client import InitClient
-from cloche.events import Ended
+from cloche.engine.quotas.capacity import Ticket
+from cloche.events import AnyEvent
 from cloche.input_answers import InputSource
 from cloche.model import (
-    DisplayOptions,
+    ExecutionRequest,
     Limits,
     Mark,
-    ToolDefinition,
     Variables,
-    check_command_size,
     check_copy_count,
-    check_environment,
-    check_seconds,
     new_id,
 )
 
 if TYPE_CHECKING:
-    pass
-
-# The part of a sandbox that its contexts use.
-
-
-class ContextHost(Protocol):
-    """The part of a sandbox that its contexts use."""
-
-    limits: Limits
-    tools: SandboxTools
-    transcript: SandboxHistory
-    turns: ExecutionSlots
-
-    async def start_kernel(self, context: Context) -> KernelClient:
-        """Raises SandboxLost or the error that init answers."""
-
-    async def branch_kernel(self, origin: KernelClient) -> KernelClient:
-        """A copy of that kernel. Raises NotCopyable, Unavailable or Gone."""
-
-    def check_room(self, count: int) -> None:
-        """Raises InvalidRequest unless it can have so many contexts more."""
-
-    def add_contexts(self, contexts: list[Context]) -> None:
-        """Raises as `check_room` and `check_running` do, with none added."""
-
-    def oom_kills(self) -> int: ...
-
-    def abandon(self, why: str) -> None: ...
-
-    def execution_ended(self, ended: Ended) -> None:
-        """Is called for each execution that has ended."""
-
-    def count_execution(self) -> None:
-        """Raises QuotaExceeded if there can be no more now."""
-
-    def check_running(self) -> None:
-        """Raises Gone if the sandbox has ended."""
-
-    @property
-    def has_deadline(self) -> bool: ...
-
-    @property
-    def ending(self) -> str | None: ...
-
-    @property
-    def guest(self) -> InitClient: ...
-
+    from cloche.engine.sandboxes.sandbox import Sandbox
 
 LANGUAGES = ("python", "javascript", "typescript", "bash")
 EXIT_SECONDS = 10.0
@@ -91,7 +38,7 @@ class Context:
     """Keeps its id when its kernel dies or is restarted; the state is lost then."""
 
     def __init__(
-        self, home: ContextHost, id: str, *, language: str = "python", cwd: str, kernel: KernelClient | None = None
+        self, sandbox: Sandbox, id: str, *, language: str = "python", cwd: str, kernel: KernelClient | None = None
     ):
         if language not in LANGUAGES:
             raise errors.InvalidRequest(f"there is no language {language!r}: a context can be {', '.join(LANGUAGES)}")
@@ -100,7 +47,7 @@ class Context:
         self.cwd = cwd
         self.created_at = time.time()
         self.removed = False
-        self._home = home
+        self._sandbox = sandbox
         self._kernel: KernelClient | None = None
         self._turn = asyncio.Lock()  # FIFO
         self._starting = asyncio.Lock()
@@ -116,56 +63,40 @@ class Context:
 
     @property
     def limits(self) -> Limits:
-        return self._home.limits
+        return self._sandbox.limits
 
     @property
     def ending(self) -> str:
-        return self._home.ending or "the context was removed"
+        return self._sandbox.ending or "the context was removed"
 
-    def execute(
-        self,
-        code: str,
-        *,
-        env: dict[str, str] | None = None,
-        cwd: str | None = None,
-        timeout_seconds: float | None = None,
-        input: InputSource = None,
-        argv: Sequence[str] | None = None,
-        until_deadline: bool = False,
-        showing: DisplayOptions | None = None,
-        tools: Sequence[ToolDefinition] = (),
-        recorded: bool = True,
-    ) -> Execution:
-        """An execution, which starts when it is used. `timeout_seconds` counts from when the program starts.
+    def execute(self, code: str, *, input: InputSource = None, **settings: Any) -> Execution:
+        """As `submit`, for code and some settings of an ExecutionRequest."""
+        return self.submit(ExecutionRequest(code=code, **settings), input)
 
-        `env`, `cwd` and `argv` (its `sys.argv`) hold for as long as it runs. With `until_deadline` it has no time
-        limit but the sandbox's deadline, where there is one. `tools` are functions for it, whose calls are reported
-        as ToolsCalled events; its time does not run while it waits for them. It is in the sandbox's history if
-        `recorded`. Raises InvalidRequest for invalid arguments, Gone if the sandbox has ended, QuotaExceeded, Busy.
+    def submit(self, request: ExecutionRequest, input: InputSource = None) -> Execution:
+        """An execution of that request, which starts when it is used.
+
+        Its time does not run while it waits for tools. Raises InvalidRequest for invalid arguments, Gone if the
+        sandbox has ended, QuotaExceeded, Busy.
         """
-        self._home.check_running()
-        self._check_exists()
-        if not isinstance(code, str):
-            raise errors.InvalidRequest(f"code must be a string, not {type(code).__name__}")
-        check_environment(env or {})
-        _check_argv(argv or (), env or {})
-        check_seconds("timeout", timeout_seconds)
-        if timeout_seconds is None and not (until_deadline and self._home.has_deadline):
-            timeout_seconds = self._home.limits.execution_seconds
-        self._home.turns.check()
-        self._home.count_execution()
+        self._check_usable()
+        request.check()
+        timeout_seconds = request.timeout_seconds
+        if timeout_seconds is None and not (request.until_deadline and self._sandbox.has_deadline):
+            timeout_seconds = self._sandbox.limits.execution_seconds
+        self._sandbox.turns.check()
+        self._sandbox.count_execution()
         return Execution(
             self,
-            code,
-            env=env or {},
-            cwd=cwd,
+            request,
             timeout_seconds=timeout_seconds,
             input=input,
-            argv=argv,
-            showing=showing or DisplayOptions(),
-            offer=self._home.tools.make_offer(tools, language=self.language) if tools else None,
-            heard=self._home.transcript.start_recording(self.id, self.language, code).hear if recorded else None,
+            offer=self._sandbox.tools.make_offer(request.tools, language=self.language) if request.tools else None,
+            heard=self._recording(request.code) if request.recorded else None,
         )
+
+    def _recording(self, code: str) -> Callable[[AnyEvent, int], None]:
+        return self._sandbox.transcript.start_recording(self.id, self.language, code).hear
 
     async def variables(self) -> Variables:
         """The variables of its namespace, read between two executions without running any of the program's code.
@@ -191,7 +122,7 @@ class Context:
 
     async def restart(self) -> None:
         """Kills the kernel with all that it started and starts a new one. A running execution ends as `died`."""
-        self._home.check_running()
+        self._sandbox.check_running()
         self._check_exists()
         self.stop("kernel killed: the context was restarted")
         await self.kernel()
@@ -205,7 +136,7 @@ class Context:
         self._marks.check_room()
         async with self._idle_kernel() as kernel:
             self._marks.check_room()
-            copy = await self._home.branch_kernel(kernel)
+            copy = await self._sandbox.branch_kernel(kernel)
             self._check_same_kernel(kernel, copy)
             return self._marks.add(copy)
 
@@ -218,7 +149,7 @@ class Context:
         self._marks.kernel(mark)
         async with self._turn:
             self._check_usable()
-            copy = await self._home.branch_kernel(self._marks.kernel(mark))
+            copy = await self._sandbox.branch_kernel(self._marks.kernel(mark))
             try:
                 self._marks.kernel(mark)  # a restart forgets it
             except errors.CheckpointNotFound:
@@ -229,22 +160,23 @@ class Context:
     async def fork(self, count: int = 1) -> list[Context]:
         """So many new contexts that have its state. Raises as `checkpoint` does, and if there is no room for them."""
         check_copy_count(count)
-        self._home.check_room(count)
+        self._sandbox.check_room(count)
         copies: list[KernelClient] = []
         try:
             async with self._idle_kernel() as kernel:
                 for _ in range(count):
-                    copies.append(await self._home.branch_kernel(kernel))
-            made = [
-                Context(self._home, new_id("c"), language=self.language, cwd=self.cwd, kernel=copy) for copy in copies
-            ]
-            self._home.add_contexts(made)
-            self._home.transcript.branch(self.id, [each.id for each in made])
+                    copies.append(await self._sandbox.branch_kernel(kernel))
+            made = [self._copy_with(copy) for copy in copies]
+            self._sandbox.add_contexts(made)
+            self._sandbox.transcript.branch(self.id, [each.id for each in made])
         except BaseException:
             for copy in copies:
                 copy.discard()
             raise
         return made
+
+    def _copy_with(self, kernel: KernelClient) -> Context:
+        return Context(self._sandbox, new_id("c"), language=self.language, cwd=self.cwd, kernel=kernel)
 
     def marks(self) -> list[Mark]:
         """The checkpoints that it can be rolled back to, the oldest first."""
@@ -284,11 +216,11 @@ class Context:
             return self._kernel
         async with self._starting:
             if self._kernel is None or not self._kernel.alive:
-                self._adopt_kernel(await self._home.start_kernel(self))
+                self._adopt_kernel(await self._sandbox.start_kernel(self))
             assert self._kernel is not None
             return self._kernel
 
-    # -- Stage: what an execution needs of its context
+    # -- used by its executions
 
     async def enter(self, execution: Execution) -> KernelClient | None:
         await self._turn.acquire()
@@ -303,12 +235,12 @@ class Context:
         self._running = execution
         self._began_at = time.monotonic()
         self._asked_by = current_principal()
-        self._home.guest.noted(STARTED, id=execution.id)
+        self._sandbox.guest.noted(STARTED, id=execution.id)
         return kernel
 
     async def _admitted_kernel(self) -> KernelClient | None:
         """The kernel, with a slot for one more execution on this host. Raises Busy, QuotaExceeded, ShuttingDown."""
-        if self._is_over or not (self._home.turns.enter_now() or await self._wait_for_slot()):
+        if self._is_over or not (self._sandbox.turns.enter_now() or await self._wait_for_slot()):
             return None
         kernel = None
         try:
@@ -316,18 +248,18 @@ class Context:
             return kernel
         finally:
             if kernel is None:
-                self._home.turns.leave()
+                self._sandbox.turns.leave()
 
     async def _wait_for_slot(self) -> bool:
-        self._waiter = self._home.turns.join_queue()
+        self._waiter = self._sandbox.turns.join_queue()
         try:
-            return await self._home.turns.enter(self._waiter)
+            return await self._sandbox.turns.enter(self._waiter)
         finally:
             self._waiter = None
 
     @property
     def _is_over(self) -> bool:
-        return self.removed or self._home.ending is not None
+        return self.removed or self._sandbox.ending is not None
 
     async def _kernel_unless_over(self) -> KernelClient | None:
         if self._is_over:
@@ -339,7 +271,7 @@ class Context:
                 if kernel.alive:
                     return kernel
         except errors.Gone:
-            if self._home.ending:
+            if self._sandbox.ending:
                 return None
             raise
 
@@ -347,20 +279,20 @@ class Context:
         if self._running is execution:
             self._running = None
             if execution.ended is not None:
-                self._home.execution_ended(execution.ended)
+                self._sandbox.execution_ended(execution.ended)
                 outcome, who = execution.ended.outcome, self._asked_by
-                self._home.guest.noted(ENDED, id=execution.id, outcome=outcome, who=who)
+                self._sandbox.guest.noted(ENDED, id=execution.id, outcome=outcome, who=who)
             if time.monotonic() - self._began_at > _LONG_EXECUTION_SECONDS:
                 self.out_of_memory()
-            self._home.turns.leave()
+            self._sandbox.turns.leave()
             self._turn.release()
 
     def out_of_memory(self) -> bool:
-        before, self._oom_kills = self._oom_kills, self._home.oom_kills()
+        before, self._oom_kills = self._oom_kills, self._sandbox.oom_kills()
         return self._oom_kills > before
 
     def abandon(self, why: str) -> None:
-        self._home.abandon(why)
+        self._sandbox.abandon(why)
 
     def take_notice(self) -> str | None:
         notice, self._notice = self._notice, None
@@ -406,15 +338,9 @@ class Context:
             await copy.settle(always=True)  # init is done with the old one then
 
     def _check_usable(self) -> None:
-        self._home.check_running()
+        self._sandbox.check_running()
         self._check_exists()
 
     def _check_exists(self) -> None:
         if self.removed:
             raise errors.ContextNotFound(f"context {self.id} was removed")
-
-
-def _check_argv(argv: Sequence[str], env: dict[str, str]) -> None:
-    if isinstance(argv, str) or not all(isinstance(word, str) for word in argv):
-        raise errors.InvalidRequest("argv must be a list of strings")
-    check_command_size(argv, env)

@@ -6,10 +6,10 @@ import asyncio
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from cloche import errors
 from cloche.engine.executions import kernel_frames
@@ -23,8 +23,11 @@ from cloche.event_queue import EventQueue
 from cloche.events import AnyEvent, Ended, Input, Output, Run, RunFold, Started, ToolsCalled
 from cloche.guest import wire
 from cloche.input_answers import NO_MORE_ANSWERS, InputSource, answer_failure_message, make_input_answers
-from cloche.isolation.channel import Header
-from cloche.model import DisplayOptions, Limits, Outcome, Stream, ToolResult, Usage
+from cloche.isolation.channel import Header, join_objects
+from cloche.model import DisplayOptions, ExecutionRequest, Limits, Outcome, Stream, ToolResult, Usage
+
+if TYPE_CHECKING:
+    from cloche.engine.executions.context import Context
 
 # Stops a program that runs on a kernel: interrupts, its time limit, and at last a kill.
 
@@ -132,37 +135,33 @@ class ProgramStopper:
         self._timer = PausableTimer(seconds, call, self._time)
 
 
-# The execute message to a kernel: header and code.
+# The execute message to a kernel: settings and code, each encoded once.
 
 RUN_ID_LENGTH = 20  # of the random part of an execution's id
+MAX_SETTINGS_BYTES = wire.MAX_HEADER - 100  # the rest is for the verb, the run and its number
 
 
-def make_execute_header(
-    limits: Limits,
-    env: dict[str, str],
-    cwd: str | None,
-    argv: Sequence[str] | None,
-    showing: DisplayOptions,
-    has_input: bool,
-) -> Header:
-    """The header beside the code. Raises InvalidRequest if it is too long for a frame.
+def encode_settings(request: ExecutionRequest, limits: Limits, has_input: bool) -> bytes:
+    """The part of the execute header that the request decides, as JSON. Raises InvalidRequest if it is too long.
 
-    A value that is short for a program can be long in a frame: JSON has six characters for each control
-    character.
+    A value that is short for a program can be long in a frame: JSON has six characters for each control character.
     """
-    header = {
-        "env": env,
-        "cwd": cwd,
-        "input": has_input,
-        "display_bytes": limits.output_bytes,
-        "argv": None if argv is None else list(argv),
-        "show": [name for name in DisplayOptions.__struct_fields__ if getattr(showing, name)],
-    }
-    try:
-        wire.encode_frame({"do": "execute", "run": "x" * (RUN_ID_LENGTH + 1), **header})
-    except wire.WireError as error:
-        raise errors.InvalidRequest(f"{error}: put what is long in the environment or argv into a file") from None
-    return header
+    encoded = wire.encode_json(
+        {
+            "env": request.env,
+            "cwd": request.cwd,
+            "input": has_input,
+            "display_bytes": limits.output_bytes,
+            "argv": None if request.argv is None else list(request.argv),
+            "show": [name for name in DisplayOptions.__struct_fields__ if getattr(request.showing, name)],
+        }
+    )
+    if len(encoded) > MAX_SETTINGS_BYTES:
+        raise errors.InvalidRequest(
+            f"a request of {len(encoded)} bytes is over the limit of {MAX_SETTINGS_BYTES}: put what is long in the "
+            "environment or argv into a file"
+        )
+    return encoded
 
 
 def encode_program(code: str) -> bytes:
@@ -181,30 +180,6 @@ MAX_FRAMES = 100_000  # of displays and the like, per execution
 _KERNEL_OUTCOMES: dict[str, Outcome] = {"ok": "ok", "raised": "raised", "interrupted": "interrupted"}
 
 
-class ExecutionHost(Protocol):
-    """The part of a context that its executions use."""
-
-    @property
-    def limits(self) -> Limits: ...
-
-    async def enter(self, execution: Execution) -> KernelClient | None:
-        """Waits for its turn and a kernel. None if the sandbox ended meanwhile: `ending` is the reason."""
-
-    def leave(self, execution: Execution) -> None: ...
-
-    def out_of_memory(self) -> bool:
-        """Whether the cell ran out of memory since this was asked before."""
-
-    def abandon(self, why: str) -> None:
-        """The cell does not obey: destroy it."""
-
-    @property
-    def ending(self) -> str: ...
-
-    def take_notice(self) -> str | None:
-        """A message that the program's reader gets first, once."""
-
-
 class Execution:
     """Use as `async with context.execute(..) as execution: async for event in execution: ..`, or `await .result()`.
 
@@ -213,26 +188,21 @@ class Execution:
 
     def __init__(
         self,
-        stage: ExecutionHost,
-        code: str,
+        context: Context,
+        request: ExecutionRequest,
         *,
-        env: dict[str, str],
-        cwd: str | None,
         timeout_seconds: float | None,
         input: InputSource = None,
-        argv: Sequence[str] | None = None,
-        showing: DisplayOptions = DisplayOptions(),  # noqa: B008 - immutable
         offer: ToolOffer | None = None,
-        heard: Callable[[AnyEvent, int], None] | None = None,  # of every event, whoever consumes them
+        heard: Callable[[AnyEvent, int], None] | None = None,  # of every event, whether it is consumed or not
     ):
-        self.id = self.run = "x" + secrets.token_hex(RUN_ID_LENGTH // 2)
+        self.id = "x" + secrets.token_hex(RUN_ID_LENGTH // 2)
         self.started = self.left = False
         self.ended: Ended | None = None
-        self._stage = stage
-        self._code = encode_program(code)
+        self._context = context
+        self._code = encode_program(request.code)
         self._answers = make_input_answers(input)
-        has_input = input is not None and input is not False
-        self._header = make_execute_header(stage.limits, env, cwd, argv, showing, has_input)
+        self._settings = encode_settings(request, context.limits, input is not None and input is not False)
         self._timeout_seconds = timeout_seconds
         self._rounds = None if offer is None else ToolRounds(offer, self._on_round)
         self._kernel: KernelClient | None = None
@@ -243,7 +213,7 @@ class Execution:
         self._answering: asyncio.Task[None] | None = None
         self._began_at = 0.0
         self._events: EventQueue[AnyEvent] = EventQueue(heard=heard)
-        self._outlet = OutputLimiter(self._events.put, stage.limits.output_bytes)
+        self._outlet = OutputLimiter(self._events.put, context.limits.output_bytes)
 
     # -- the consumer's side
 
@@ -354,28 +324,28 @@ class Execution:
         if self._used:
             raise errors.InvalidRequest("an execution can be used once only")
         self._used = True
-        kernel = await self._enter_host()
+        kernel = await self._enter_context()
         self._began_at = time.monotonic()
         if kernel is None:
-            self.finish("died", self._stage.ending)
+            self.finish("died", self._context.ending)
             return
         self._kernel = kernel
         self._events.slow_down(kernel.pause, kernel.resume, kernel.unread)
         self._stopping = ProgramStopper(kernel, self._timeout_seconds, self._abandon_cell)
         try:
-            kernel.execute(self, self._header, self._code)
-            self._code = b""  # it can be large
+            kernel.execute(self, self._settings, self._code)
+            self._code = self._settings = b""  # they can be large
             if self._rounds is not None:
                 self._rounds.begin(self)
         except BaseException:
-            self.finish("died", "the program could not be given to its kernel")  # else the stage stays occupied
+            self.finish("died", "the program could not be given to its kernel")  # else the context stays occupied
             raise
 
-    async def _enter_host(self) -> KernelClient | None:
+    async def _enter_context(self) -> KernelClient | None:
         try:
             if self._rounds is not None:
-                self._header |= await self._rounds.open()
-            return await self._stage.enter(self)
+                self._settings = join_objects(self._settings, wire.encode_json(await self._rounds.open()))
+            return await self._context.enter(self)
         except BaseException:
             if self._rounds is not None:
                 self._rounds.close()
@@ -391,9 +361,9 @@ class Execution:
             self._stopping.close()
         kernel, self._kernel = self._kernel, None  # from now on it is the next one's
         if kernel is not None:
-            kernel.sink = None
+            kernel.execution = None
             kernel.resume()
-            self._stage.leave(self)
+            self._context.leave(self)
 
     def _report_frozen_end(self) -> None:
         """Reports the end of a frozen program. Its kernel is not free until the program has ended, after the thaw."""
@@ -423,7 +393,7 @@ class Execution:
             return
         self.started = True
         self._events.put(Started(execution=self.id, count=count), 0)
-        notice = self._stage.take_notice()
+        notice = self._context.take_notice()
         if notice is not None:
             self._events.put(Output(stream="stderr", text=notice), 0)
         for stream, data in self._kernel.take_idle_output() if self._kernel else ():
@@ -446,10 +416,10 @@ class Execution:
 
     def on_kernel_exit(self, exit: KernelExit) -> None:
         usage = Usage(cpu_seconds=exit.cpu_seconds, memory_peak_bytes=exit.memory_peak_bytes)
-        oom, stopping = self._stage.out_of_memory(), self._stopping
+        oom, stopping = self._context.out_of_memory(), self._stopping
         assert stopping is not None  # a kernel knows no execution that was not given to it
         if exit.over_memory or (oom and exit.signal == signal.SIGKILL and not stopping.killed):
-            self.finish("out_of_memory", out_of_memory_reason(self._stage.limits), usage)
+            self.finish("out_of_memory", out_of_memory_reason(self._context.limits), usage)
         elif stopping.timed_out:
             self.finish("timed_out", f"{self._timeout_reason()}; the program did not stop, its state is lost", usage)
         elif stopping.killed and stopping.interrupted:
@@ -525,7 +495,7 @@ class Execution:
             self.refuse_answer(answer_failure_message(error))
 
     def _abandon_cell(self) -> None:
-        self._stage.abandon("a kernel of it could not be killed")
+        self._context.abandon("a kernel of it could not be killed")
 
     def _timeout_reason(self) -> str:
         return f"the time limit of {self._timeout_seconds:g} s was reached"

@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,7 +24,7 @@ from cloche.events import Cleared, Display, Ended, Event, Output, Raised, Starte
 from cloche.notebook import Cell, History, NotebookOutput
 
 if TYPE_CHECKING:
-    from cloche.engine.executions.context import Context
+    from cloche.engine.sandboxes.sandbox import Sandbox
 
 DEFAULT_HISTORY_BYTES = 8 << 20
 EVENT_BYTES = 256  # what one costs beside its content
@@ -137,17 +137,7 @@ class SandboxHistory:
             self.count(-CELL_BYTES - sys.getsizeof(oldest.code))
 
 
-class RecordedSandbox(Protocol):
-    """The part of a sandbox that its history uses."""
-
-    transcript: SandboxHistory
-
-    def check_running(self) -> None: ...
-
-    def context(self, id: str | None = None) -> Context: ...
-
-
-def read_history(sandbox: RecordedSandbox, context: str | None = None) -> History:
+def read_history(sandbox: Sandbox, context: str | None = None) -> History:
     """Its cells, or those of one context, also of one that was removed. Raises ContextNotFound, Gone."""
     sandbox.check_running()
     found = sandbox.transcript.cells(context)
@@ -156,7 +146,7 @@ def read_history(sandbox: RecordedSandbox, context: str | None = None) -> Histor
     return found
 
 
-async def export_notebook(sandbox: RecordedSandbox, context: str | None = None) -> bytes:
+async def export_notebook(sandbox: Sandbox, context: str | None = None) -> bytes:
     """The cells of one context, the default one without, as a file for Jupyter. Raises ContextNotFound, Gone."""
     found = read_history(sandbox, context or sandbox.context().id)
     language = found[0].language if found else sandbox.context(context).language

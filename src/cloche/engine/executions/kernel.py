@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from cloche import errors
 from cloche.engine.executions.kernel_frames import next_count_field, number_field
@@ -18,8 +18,11 @@ from cloche.engine.sandboxes.endings import KernelExit, kernel_start_error
 from cloche.engine.sandboxes.init_client import InitClient, clean_text, is_kernel_reply
 from cloche.guest import wire
 from cloche.isolation.base import FirstKernel
-from cloche.isolation.channel import Header, HostChannel, close_all
+from cloche.isolation.channel import Header, HostChannel, close_all, join_objects
 from cloche.model import Stream, Variables
+
+if TYPE_CHECKING:
+    from cloche.engine.executions.execution import Execution
 
 # Finds marks in a kernel's output: see "Marks" in `cloche.guest.wire`.
 
@@ -123,27 +126,13 @@ CLOSED_GRACE_SECONDS = 1.0
 OUTPUT_STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
 
 
-class KernelListener(Protocol):
-    """Receives a kernel's output and frames: the execution that runs on it."""
-
-    run: str
-    started: bool
-    left: bool  # nobody reads any more
-
-    def on_output(self, stream: Stream, data: bytes) -> None: ...
-
-    def on_frame(self, header: Header, body: bytes) -> None: ...
-
-    def on_kernel_exit(self, exit: KernelExit) -> None: ...
-
-
 class KernelClient:
-    """Made by `start_kernel` or `take_first_kernel`. At most one execution runs on it at a time; `sink` is that one."""
+    """Made by `start_kernel` or `take_first_kernel`. At most one `execution` runs on it at a time."""
 
     def __init__(self, guest: InitClient, id: str, token: str, fds: Sequence[int]):
         channel_fd, *outputs = fds
         self.id, self.time = id, guest.time
-        self.sink: KernelListener | None = None
+        self.execution: Execution | None = None
         self.exit: KernelExit | None = None
         self.on_exit: Callable[[KernelClient, bool], None] | None = None  # and whether an execution has told of it
         self._guest = guest
@@ -191,15 +180,15 @@ class KernelClient:
         """Has it do the work of a first execution in advance. Emits no events and leaves no state."""
         self._channel.send({"do": "rehearse"})
 
-    def execute(self, sink: KernelListener, header: Header, code: bytes) -> None:
-        """Starts an execution; `sink` gets its output and frames."""
-        self.sink = sink
+    def execute(self, execution: Execution, settings: bytes, code: bytes) -> None:
+        """Starts an execution, which gets its output and frames. `settings`: a JSON object, the rest of the header."""
+        self.execution = execution
         count, self._next_count = self._next_count, None
-        if count is None:
-            self._channel.send({"do": "execute", "run": sink.run, **header}, code)
-        else:
-            self._channel.send({"do": "execute", "run": sink.run, "next": count, **header}, code)
-            sink.on_frame({"ev": "started", "count": count}, b"")
+        given = b"" if count is None else b',"next":%d' % count
+        head = b'{"do":"execute","run":"%s"%s}' % (execution.id.encode(), given)
+        self._channel.send_encoded(join_objects(head, settings), code)
+        if count is not None:
+            execution.on_frame({"ev": "started", "count": count}, b"")
 
     async def inspect_variables(self) -> Variables:
         """Its variables. Nothing may execute meanwhile. Raises as `VariableInspection.answer` does."""
@@ -221,8 +210,8 @@ class KernelClient:
 
     def interrupt(self) -> None:
         """Interrupts the execution. A frame tells the kernel, if it reads it in time, which run the signal was for."""
-        if self.sink is not None:
-            self._channel.send({"do": "interrupt", "run": self.sink.run})
+        if self.execution is not None:
+            self._channel.send({"do": "interrupt", "run": self.execution.id})
         self.signal(signal.SIGINT)
 
     async def settle(self, *, always: bool = False) -> None:
@@ -309,10 +298,10 @@ class KernelClient:
                 pipe.resume()
 
     def _may_read(self, index: int) -> bool:
-        if self.sink is not None and not self.sink.started:
+        if self.execution is not None and not self.execution.started:
             # "started" was sent before the program wrote anything: whose output this is shows when we have read that.
             more = self._channel.pump()
-            if more and self.sink is not None and not self.sink.started:
+            if more and self.execution is not None and not self.execution.started:
                 return False  # asked again at once, after whatever else waits for the loop
         if self._streams[index].held is not None:
             self._pipes[index].pause()
@@ -320,8 +309,8 @@ class KernelClient:
         return True
 
     def _on_text(self, stream: Stream, data: bytes) -> None:
-        if self.sink is not None and self.sink.started:
-            self.sink.on_output(stream, data)
+        if self.execution is not None and self.execution.started:
+            self.execution.on_output(stream, data)
         elif self._idle_room > 0:
             self._idle.append((stream, data[: self._idle_room]))
             self._idle_room -= len(data)
@@ -344,17 +333,17 @@ class KernelClient:
     def _on_execution_frame(self, header: Header, body: bytes) -> None:
         """A frame of an execution, delivered after the output that was written before it."""
         mark = header.get("mark")
-        ours = self.sink is not None and header.get("run") == self.sink.run
+        ours = self.execution is not None and header.get("run") == self.execution.id
         ended = ours and header.get("ev") == "ended"
         if ours and "mark" in header:
             self._read_to_mark(mark)
         elif type(mark) is int:
             for stream in self._streams:
                 stream.skip_mark(mark)  # of no execution: nothing is read for it, and nothing waits for it
-        if ours and self.sink is not None:
+        if ours and self.execution is not None:
             if ended:
                 self._next_count = next_count_field(header)  # before the next one, whom its end lets in
-            self.sink.on_frame(header, body)
+            self.execution.on_frame(header, body)
         if ended or type(mark) is int:
             self._release_streams(ended=ended)
 
@@ -427,12 +416,12 @@ class KernelClient:
             self._ready.exception()  # whether somebody waits for it or not
         if self._inspection is not None:
             self._inspection.ended(str(exit))
-        sink, self.sink = self.sink, None
+        execution, self.execution = self.execution, None
         self.close()
-        if sink is not None:
-            sink.on_kernel_exit(exit)
+        if execution is not None:
+            execution.on_kernel_exit(exit)
         if self.on_exit is not None:
-            self.on_exit(self, sink is not None and not sink.left)
+            self.on_exit(self, execution is not None and not execution.left)
 
     def _idle_stderr(self) -> str:
         """The stderr that was written while nothing executed."""

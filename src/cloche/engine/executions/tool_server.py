@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import os
 import socket
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from cloche import errors
 from cloche.engine.sandboxes.init_client import InitClient, take_only_fd
 
 if TYPE_CHECKING:
     from cloche.egress.door import ConnectionAcceptor
+    from cloche.engine.executions.tools import ToolOffer
 
 # Listeners on a sandbox's loopback on which the host itself accepts: connections bypass the guest's init.
 
@@ -46,25 +47,6 @@ ALL_CALLS = -1  # the place of an answer to all calls of a connection
 RawToolCall = tuple[str, bytes]
 
 
-class ToolCallHandler(Protocol):
-    """Takes the calls of one program."""
-
-    def admit(self, size: int) -> str | None:
-        """So many more bytes have come. Returns why that is too much, or None."""
-
-    def expect(self, calls: int) -> str | None:
-        """A connection announces so many calls. Returns why none of them is possible, or None."""
-
-    def take(self, caller: ToolConnection, said: list[RawToolCall], *, alone: bool) -> None:
-        """All of a connection's calls have come: (name, input) of each."""
-
-    def leave(self, caller: ToolConnection) -> None:
-        """The program waits for these calls no longer."""
-
-    def close(self) -> None:
-        """The sandbox has ended."""
-
-
 class ToolServer:
     """Opens when it is first needed. One listener for all programs of a sandbox: the token tells them apart."""
 
@@ -73,7 +55,7 @@ class ToolServer:
         self._arrivals: ConnectionAcceptor | None = None
         self._opening = asyncio.Lock()
         self._is_closed = False
-        self._hosts: dict[str, ToolCallHandler] = {}
+        self._hosts: dict[str, ToolOffer] = {}
         self._callers: set[ToolConnection] = set()
 
     async def open(self) -> int:
@@ -89,7 +71,7 @@ class ToolServer:
                 self._arrivals = ConnectionAcceptor(listener, self._admit_connection)
         return self._arrivals.port
 
-    def add(self, token: str, host: ToolCallHandler) -> None:
+    def add(self, token: str, host: ToolOffer) -> None:
         self._hosts[token] = host
 
     def remove(self, token: str) -> None:
@@ -99,14 +81,14 @@ class ToolServer:
             if caller.host is host:
                 caller.abort()
 
-    def host(self, token: bytes) -> ToolCallHandler | None:
+    def host(self, token: bytes) -> ToolOffer | None:
         return self._hosts.get(token.decode("ascii", "replace"))
 
-    def unread_bytes(self, host: ToolCallHandler) -> int:
+    def unread_bytes(self, host: ToolOffer) -> int:
         """The bytes that were sent to its program, and not read."""
         return sum(caller.unread_bytes for caller in self._callers if caller.host is host)
 
-    def held_bytes(self, host: ToolCallHandler) -> int:
+    def held_bytes(self, host: ToolOffer) -> int:
         """The same, with the bytes of incomplete calls."""
         return sum(caller.unread_bytes + caller.said_bytes for caller in self._callers if caller.host is host)
 
@@ -146,7 +128,7 @@ class ToolConnection(asyncio.Protocol):
     """One connection: its calls, all at once, and the answers in any order."""
 
     def __init__(self, door: ToolServer):
-        self.host: ToolCallHandler | None = None
+        self.host: ToolOffer | None = None
         self.said_bytes = 0  # that are kept, since there is more to come
         self._door = door
         self._transport: asyncio.Transport | None = None

@@ -36,7 +36,7 @@ class LifecycleLog:
         if before is None or before == record.state:
             return
         if record.state == "paused":
-            self._record_action("sandbox.paused", record, outcome="memory" if record.pause_memory else "files")
+            self._record_action("sandbox.paused", record, outcome="memory" if record.memory_kept else "files")
         elif record.state == "running":
             self._record_action("sandbox.resumed", record)
         else:
@@ -64,5 +64,5 @@ class LifecycleLog:
 def _is_automatic(record: SandboxRecord) -> bool:
     """Whether no caller asked for the change: a passed deadline runs in the task that made the sandbox."""
     if record.state == "paused":
-        return record.on_deadline == "pause" and (record.deadline_at or time.time()) <= time.time()
+        return record.spec.on_deadline == "pause" and (record.deadline_at or time.time()) <= time.time()
     return record.state in ("expired", "lost") or record.end_reason == SHUT_DOWN_REASON

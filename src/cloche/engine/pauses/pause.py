@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -15,19 +15,19 @@ import msgspec
 from cloche import errors
 from cloche.config import RetentionLimits
 from cloche.engine.instance import Instance
-from cloche.engine.operations.audit import AuditLog
 from cloche.engine.pauses.images import SandboxImages
 from cloche.engine.pauses.snapshots import SnapshotRegistry
-from cloche.engine.quotas.quotas import Quotas
 from cloche.engine.sandboxes.endings import not_running_error
-from cloche.engine.sandboxes.pool import CellSupply
 from cloche.engine.sandboxes.sandbox import Sandbox, WallClockWatch
 from cloche.engine.stores import Stores
 from cloche.model import GIB, MIB, SandboxSpec, Snapshot, new_id
 from cloche.network_policy import NetworkPolicy
-from cloche.store.base import RecordState, ResumeSpec, SandboxRecord, SandboxRecords
+from cloche.store.base import PausedFiles, RecordState, SandboxRecord, SandboxRecords
 from cloche.store.retention_clock import retention_now
 from cloche.telemetry import log
+
+if TYPE_CHECKING:
+    from cloche.engine.engine import Engine
 
 # The steps of pausing and resuming a sandbox, and of imaging its files while its programs are frozen.
 
@@ -96,7 +96,7 @@ class PauseTransitions:
             try:
                 image, size_bytes = await self._save_files(sandbox)
                 await self._check_saved_size(sandbox, size_bytes)
-                record = sandbox.rest(sandbox.revival(image, size_bytes), memory=memory)
+                record = sandbox.rest(PausedFiles(image=image, bytes=size_bytes), memory=memory)
                 await self._records.keep(record)
                 if sandbox.ending is not None:  # it was killed meanwhile, and its own record is what counts
                     sandbox.check_running()
@@ -143,7 +143,7 @@ class PauseTransitions:
             if sandbox.record.state != "paused" or sandbox.ending is not None:
                 sandbox.check_running()
                 return
-            revival = sandbox.record.revival
+            files = sandbox.record.files
             sandbox.turns.reclaim_slots()
             try:
                 await sandbox.stillness.release()
@@ -152,8 +152,8 @@ class PauseTransitions:
                 raise
             sandbox.mark_running(seconds)
             log.info("sandbox.resumed", sandbox=sandbox.id, owner=sandbox.record.owner, memory=True)
-        if revival is not None:
-            self._run_task(self._remove_image_later(sandbox.id, revival.image))
+        if files is not None:
+            self._run_task(self._remove_image_later(sandbox.id, files.image))
 
     async def _remove_image_later(self, id: str, image: str) -> None:
         await asyncio.sleep(REMOVE_IMAGE_SECONDS)
@@ -166,7 +166,7 @@ class PauseTransitions:
         except errors.Unavailable as error:
             log.error("image.not_removed", sandbox=id, reason=str(error))
             return
-        if record is None or record.revival is None or record.revival.image != image:
+        if record is None or record.files is None or record.files.image != image:
             await self._images.remove(image)
 
     async def _save_frozen(self, sandbox: Sandbox) -> tuple[str, int]:
@@ -262,7 +262,7 @@ class PausedOnDisk:
 
 def _record_without_memory(record: SandboxRecord) -> SandboxRecord:
     """Its host process has ended, and its memory with it."""
-    return msgspec.structs.replace(record, pause_memory=False)
+    return msgspec.structs.replace(record, memory_kept=False)
 
 
 RETRY_SECONDS = 30.0  # between the first tries to pause one whose deadline has passed, and twice as long each time
@@ -277,33 +277,16 @@ class SandboxSource(NamedTuple):
     """A sandbox's files and settings, to make others from. The caller removes the image."""
 
     record: SandboxRecord
-    revival: ResumeSpec
     policy: NetworkPolicy | None
     image: str
     bytes: int
-
-
-class SandboxMaker(Protocol):
-    """The part of the engine that makes and lists sandboxes."""
-
-    trail: AuditLog
-    quotas: Quotas
-    housing: CellSupply
-
-    def live_sandboxes(self) -> Sequence[Sandbox]:
-        """The sandboxes that have a cell, running and paused."""
-
-    async def make(
-        self, spec: SandboxSpec, id: str | None, *, image: str, before: SandboxRecord | None = None
-    ) -> Sandbox:
-        """A sandbox with the files of that image; `before`: its earlier record. Raises as `Engine.create` does."""
 
 
 class Pauses:
     def __init__(
         self,
         kept: RetentionLimits,
-        maker: SandboxMaker,
+        engine: Engine,
         instance: Instance,
         stores: Stores,
         images: SandboxImages,
@@ -315,7 +298,7 @@ class Pauses:
         self._snapshots = snapshots
         self._kept = kept
         self._instance = instance
-        self._maker = maker
+        self._engine = engine
         self._records = records
         self._images = images
         self._pauses = PauseTransitions(images, records, self.asleep.add, self._check_stored_size)
@@ -329,22 +312,22 @@ class Pauses:
 
     async def open(self) -> None:
         """Loads the paused sandboxes, and removes the leftovers of killed processes."""
-        self._maker.housing.admission.shut_out.hear(self._finish_waking_of)
+        self._engine.housing.admission.shut_out.hear(self._finish_waking_of)
         await self.asleep.open()
         await self._images.remove_orphans(self._known_images, self._instance.is_live)
         self._schedule_sweep()
         self._jumps.open()
 
     async def _known_images(self) -> set[str]:
-        paused = {each.revival.image for each in await self._records.paused() if each.revival is not None}
+        paused = {each.files.image for each in await self._records.paused() if each.files is not None}
         return paused | await self._snapshots.images() | await self._volumes.images()
 
     def resting(self) -> Sequence[Sandbox]:
         """The sandboxes that are paused and have a cell."""
-        return [each for each in self._maker.live_sandboxes() if each.record.state == "paused"]
+        return [each for each in self._engine.live_sandboxes() if each.record.state == "paused"]
 
     def _adjust_deadlines(self) -> None:
-        for sandbox in self._maker.live_sandboxes():
+        for sandbox in self._engine.live_sandboxes():
             sandbox.adjust_deadline()
 
     async def aclose(self) -> None:
@@ -434,17 +417,17 @@ class Pauses:
         """Until it has its files it is on record as paused: if this process is killed, it still is."""
         policy = self.asleep.policy(record.id)
         claimed = await self._records.claim(record, self._instance.name)
-        if claimed is None or claimed.revival is None:
+        if claimed is None or claimed.files is None:
             self.asleep.forget(record.id)
             raise not_running_error(await self._records.get(record.id) or record)
-        revival, claimed = claimed.revival, msgspec.structs.replace(claimed, pause_memory=False)
+        files, claimed = claimed.files, msgspec.structs.replace(claimed, memory_kept=False)
         try:
-            spec = _make_restored_spec(claimed, revival, policy or revival.network, seconds)
-            sandbox = await self._maker.make(spec, claimed.id, image=revival.image, before=claimed)
+            spec = _make_restored_spec(claimed, policy, seconds)
+            sandbox = await self._engine.make(spec, claimed.id, image=files.image, before=claimed)
         except BaseException:
             await asyncio.shield(self._restore_paused_record(claimed, policy))
             raise
-        await self._pauses.remove_unneeded_image(record.id, revival.image)
+        await self._pauses.remove_unneeded_image(record.id, files.image)
         log.info("sandbox.resumed", sandbox=record.id, owner=record.owner, memory=False)
         return sandbox
 
@@ -461,15 +444,15 @@ class Pauses:
                 return
         state: RecordState = "expired" if expired else "killed"
         ended = msgspec.structs.replace(
-            record, state=state, ended_at=time.time(), end_reason=reason, revival=None, paused_at=None
+            record, state=state, ended_at=time.time(), end_reason=reason, files=None, paused_at=None
         )
         self.asleep.forget(record.id)
         if not await self._records.conclude(ended):
             raise not_running_error(await self._records.get(record.id) or record)
-        if record.revival is not None:
-            await self._images.remove(record.revival.image)
+        if record.files is not None:
+            await self._images.remove(record.files.image)
         log.info("sandbox.ended", sandbox=record.id, owner=record.owner, state=state, reason=reason)
-        self._maker.trail.record(
+        self._engine.trail.record(
             "sandbox.ended", record.owner, sandbox=record.id, outcome=state, about=reason, itself=expired
         )
 
@@ -490,10 +473,10 @@ class Pauses:
             bytes=source.bytes,
             created_at=time.time(),
             name=name,
-            env=source.revival.env,
+            env=source.record.spec.env,
             limits=source.record.limits,
-            network=source.revival.network,
-            volumes=source.record.volumes,
+            network=source.record.spec.network,
+            volumes=source.record.spec.volumes,
         )
         try:
             await self._snapshots.add(snapshot)
@@ -501,7 +484,7 @@ class Pauses:
             await asyncio.shield(self._images.remove(source.image))
             raise
         log.info("snapshot.made", snapshot=snapshot.id, sandbox=snapshot.sandbox, owner=snapshot.owner)
-        self._maker.trail.record(
+        self._engine.trail.record(
             "snapshot.made", snapshot.owner, sandbox=snapshot.sandbox, id=snapshot.id, bytes=snapshot.bytes
         )
         return snapshot
@@ -510,13 +493,12 @@ class Pauses:
         self, source: SandboxSource, count: int, seconds: float | None
     ) -> Sequence[Sandbox | errors.ClocheError]:
         """New sandboxes with the source's files and settings; an error for each that could not be made."""
-        policy = source.policy or source.revival.network
-        spec = _make_restored_spec(source.record, source.revival, policy, seconds or source.revival.lifetime_seconds)
+        spec = _make_restored_spec(source.record, source.policy, seconds)
         specs = {id: _replace_own_id(spec, source.record.id, id) for id in (new_id() for _ in range(count))}
-        self._maker.trail.record("sandbox.forked", spec.owner, sandbox=source.record.id, about=f"into {count}")
+        self._engine.trail.record("sandbox.forked", spec.owner, sandbox=source.record.id, about=f"into {count}")
         try:
             made = await asyncio.gather(
-                *(self._maker.make(each, id, image=source.image) for id, each in specs.items()), return_exceptions=True
+                *(self._engine.make(each, id, image=source.image) for id, each in specs.items()), return_exceptions=True
             )
         finally:
             await asyncio.shield(self._images.remove(source.image))
@@ -526,13 +508,13 @@ class Pauses:
         """Raises Gone, Unavailable, TooLarge."""
         policy = sandbox.network.policy
         image, size = await self._pauses.image(sandbox)
-        return SandboxSource(sandbox.record, sandbox.revival(image, size), policy, image, size)
+        return SandboxSource(sandbox.without_secrets(), policy, image, size)
 
     async def source_on_disk(self, record: SandboxRecord) -> SandboxSource:
         """Raises SandboxLost where its files are gone."""
-        assert record.revival is not None
-        copied = await self._images.copy(record.revival.image)
-        return SandboxSource(record, record.revival, self.asleep.policy(record.id), copied.id, copied.bytes)
+        assert record.files is not None
+        copied = await self._images.copy(record.files.image)
+        return SandboxSource(record, self.asleep.policy(record.id), copied.id, copied.bytes)
 
     # -- inside
 
@@ -544,8 +526,8 @@ class Pauses:
             )
 
     async def _check_stored_size(self, owner: str, more_bytes: int) -> None:
-        await self._maker.quotas.check_stored(owner, more_bytes)
-        size = more_bytes + sum(each.revival.bytes for each in self._paused_records(owner) if each.revival is not None)
+        await self._engine.quotas.check_stored(owner, more_bytes)
+        size = more_bytes + sum(each.files.bytes for each in self._paused_records(owner) if each.files is not None)
         if size > self._kept.paused_bytes:
             raise errors.InvalidRequest(
                 f"the files of paused sandboxes would take {size / GIB:.1f} GiB, of "
@@ -582,28 +564,14 @@ class Pauses:
 
 def _survives_shutdown(record: SandboxRecord) -> bool:
     """Whether it is to be paused at its deadline, or was paused before: its owner wants to keep it."""
-    return record.on_deadline == "pause" or record.resumed_at is not None
+    return record.spec.on_deadline == "pause" or record.resumed_at is not None
 
 
-def _make_restored_spec(
-    record: SandboxRecord, revival: ResumeSpec, policy: NetworkPolicy | None, seconds: float | None
-) -> SandboxSpec:
-    return SandboxSpec(
-        template=record.template,
-        env=revival.env,
-        metadata=record.metadata,
-        limits=record.limits,
-        lifetime_seconds=seconds or revival.lifetime_seconds,
-        network=policy,
-        user=revival.user,
-        cwd=revival.cwd,
-        sudo=revival.sudo,
-        owner=record.owner,
-        on_deadline=record.on_deadline,
-        pause_memory=revival.pause_memory,
-        auto_resume=record.auto_resume,
-        notes=record.notes,
-        volumes=record.volumes,
+def _make_restored_spec(record: SandboxRecord, policy: NetworkPolicy | None, seconds: float | None) -> SandboxSpec:
+    """The spec to make that sandbox again, with its network policy, or else the recorded one."""
+    spec = record.spec
+    return msgspec.structs.replace(
+        spec, network=policy or spec.network, lifetime_seconds=seconds or spec.lifetime_seconds
     )
 
 

@@ -7,28 +7,28 @@ import contextlib
 import errno
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from cloche import errors
-from cloche.config import Config
 from cloche.engine.executions.history import HistoryBudget, SandboxHistory
-from cloche.engine.instance import Instance
-from cloche.engine.operations.audit import AuditLog
 from cloche.engine.operations.counters import EngineCounters
 from cloche.engine.pauses.images import SandboxImages
 from cloche.engine.principal import current_principal
 from cloche.engine.quotas.capacity import ExecutionSlots, Slot
-from cloche.engine.quotas.quotas import QuotaLease, Quotas
-from cloche.engine.sandboxes.networks import Networks
-from cloche.engine.sandboxes.pool import CellSupply, default_limits
+from cloche.engine.quotas.quotas import QuotaLease
+from cloche.engine.sandboxes.pool import ReadyCell, default_limits
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.engine.sandboxes.volumes import VolumeRegistry
 from cloche.isolation.base import CellMounts
 from cloche.model import Launch, Limits, SandboxSpec, Snapshot, Template
+from cloche.network_policy import NetworkPolicy
 from cloche.store.base import SandboxRecord
 from cloche.telemetry import log
+
+if TYPE_CHECKING:
+    from cloche.engine.engine import Engine
 
 # Launch of a built template's sandbox: runs its start command, and waits until its ready command succeeds.
 
@@ -85,44 +85,42 @@ async def launch_sandbox(sandbox: Sandbox, how: Launch | None) -> Sandbox:
     return sandbox
 
 
-class SandboxRegistry(Protocol):
-    """The engine as the owner of the sandboxes that are made."""
+class Creation(NamedTuple):
+    """One sandbox that is being made: the request, and the things that are already decided about it."""
 
-    trail: AuditLog
+    id: str
+    spec: SandboxSpec
+    template: Template
+    limits: Limits
+    charge: QuotaLease
+    check: Callable[[], None]  # raises where it must not be made any more
+    image: str | None  # of its files
+    before: SandboxRecord | None  # the paused sandbox that it is to be again
 
-    def add(self, sandbox: Sandbox) -> None: ...
-
-    def on_change(self, sandbox: Sandbox) -> None: ...
-
-    def on_due(self, sandbox: Sandbox) -> None: ...
+    def record(self, instance: str) -> SandboxRecord:
+        """The record of the sandbox as it begins to run in that host process."""
+        now, spec, before = time.time(), self.spec, self.before
+        return SandboxRecord(
+            id=self.id,
+            spec=msgspec.structs.replace(spec, template=self.template.ref, limits=self.limits),
+            state="running",
+            instance=instance,
+            created_at=now if before is None else before.created_at,
+            deadline_at=None if spec.lifetime_seconds is None else now + spec.lifetime_seconds,
+            resumed_at=None if before is None else now,
+            key_id=self.charge.key_id,
+        )
 
 
 class SandboxFactory:
-    """Makes sandboxes until it is `closing`."""
+    """Makes the engine's sandboxes until it is `closing`."""
 
-    def __init__(
-        self,
-        config: Config,
-        instance: Instance,
-        housing: CellSupply,
-        networks: Networks,
-        images: SandboxImages,
-        volumes: VolumeRegistry,
-        quotas: Quotas,
-        tally: EngineCounters,
-        keeper: SandboxRegistry,
-    ):
+    def __init__(self, engine: Engine, images: SandboxImages):
         self.closing = False
-        self._config = config
-        self._instance = instance
-        self._housing = housing
-        self._networks = networks
+        self._engine = engine
+        self._config = engine.config
         self._images = images
-        self._volumes = volumes
-        self._quotas = quotas
-        self._tally = tally
-        self._keeper = keeper
-        self._archive = HistoryBudget(config.history.bytes)
+        self._archive = HistoryBudget(engine.config.history.bytes)
 
     async def create(
         self,
@@ -134,28 +132,46 @@ class SandboxFactory:
         before: SandboxRecord | None = None,
     ) -> Sandbox:
         """See `Engine.create` and `Engine.make`."""
+        creation = self._begin_creation(spec, id, template, image, before)
+        slot = await self._acquire_slot(creation)
+        began_at = time.monotonic()
+        try:
+            sandbox = await self._create_in_slot(creation, slot)
+        except (errors.Unavailable, OSError) as failure:
+            error = failure if isinstance(failure, errors.Unavailable) else out_of_files_error(failure)
+            self._engine.tally.not_created[error.code] += 1
+            log.warning("sandbox.not_created", template=spec.template, reason=error.code)
+            raise error from None
+        if spec.owner:
+            self._engine.tally.sandbox_created(time.monotonic() - began_at)
+        return sandbox
+
+    def close(self) -> None:
+        """Waiting creations fail with ShuttingDown."""
+        self.closing = True
+        self._engine.housing.admission.close()
+
+    def _begin_creation(
+        self, spec: SandboxSpec, id: str, template: Template, image: str | None, before: SandboxRecord | None
+    ) -> Creation:
+        """Raises InvalidRequest, QuotaExceeded, ShuttingDown."""
         self._check_spec(spec)
         check = self._make_creation_check(spec.owner or _current_owner())
         limits = spec.limits or default_limits(self._config, template)
         self._config.limits.check(limits)
-        charge = QuotaLease(self._quotas, spec.owner, _creating_key_id(spec, before), limits.memory_bytes)
-        spec = charge.limit_spec_lifetime(spec)
-        place = await self._acquire_slot(spec, charge)
-        began_at = time.monotonic()
-        try:
-            sandbox = await self._create_in_slot(spec, id, template, limits, charge, place, image, before, check)
-        except (errors.Unavailable, OSError) as failure:
-            error = failure if isinstance(failure, errors.Unavailable) else out_of_files_error(failure)
-            self._tally.not_created[error.code] += 1
-            log.warning("sandbox.not_created", template=spec.template, reason=error.code)
-            raise error from None
-        if spec.owner:
-            self._tally.sandbox_created(time.monotonic() - began_at)
-        return sandbox
+        charge = QuotaLease(self._engine.quotas, spec.owner, _creating_key_id(spec, before), limits.memory_bytes)
+        return Creation(id, charge.limit_spec_lifetime(spec), template, limits, charge, check, image, before)
+
+    def _check_spec(self, spec: SandboxSpec) -> None:
+        if self.closing:
+            raise shutting_down_error()
+        most = self._config.lifetime.max_seconds
+        if spec.lifetime_seconds is not None and spec.lifetime_seconds > most:
+            raise errors.InvalidRequest(f"a lifetime can be {most:g} s on this host, not {spec.lifetime_seconds:g}")
 
     def _make_creation_check(self, owner: str) -> Callable[[], None]:
         """A check for the times in between: raises where the sandbox must not be made any more. Raises so itself."""
-        shut_out = self._housing.admission.shut_out
+        shut_out = self._engine.housing.admission.shut_out
         begun = shut_out.begun(owner)
 
         def check() -> None:
@@ -165,127 +181,71 @@ class SandboxFactory:
 
         return check
 
-    async def _acquire_slot(self, spec: SandboxSpec, charge: QuotaLease) -> Slot:
+    async def _acquire_slot(self, creation: Creation) -> Slot:
         """Raises Busy, ShuttingDown."""
         try:
-            return await self._housing.admission.sandboxes.enter(spec.owner or _current_owner())
+            return await self._engine.housing.admission.sandboxes.enter(creation.spec.owner or _current_owner())
         except BaseException:
-            charge.leave()
+            creation.charge.leave()
             raise
 
-    def close(self) -> None:
-        """Waiting creations fail with ShuttingDown."""
-        self.closing = True
-        self._housing.admission.close()
-
-    async def _create_in_slot(
-        self,
-        spec: SandboxSpec,
-        id: str,
-        template: Template,
-        limits: Limits,
-        charge: QuotaLease,
-        place: Slot,
-        image: str | None,
-        before: SandboxRecord | None,
-        check: Callable[[], None],
-    ) -> Sandbox:
+    async def _create_in_slot(self, creation: Creation, slot: Slot) -> Sandbox:
         """Gives it a cell. Its life begins when it has one, and its slot is given back when that is gone."""
         try:
-            sandbox, stale = await self._make_sandbox(spec, id, template, limits, charge, place, image, before, check)
+            sandbox, stale = await self._make_sandbox(creation, slot)
         except BaseException:
-            place.leave()
-            charge.leave()
+            slot.leave()
+            creation.charge.leave()
             raise
-        self._keeper.add(sandbox)
-        if self._networks.needs_door(sandbox.network.policy):
-            await self._networks.open(sandbox)
+        self._engine.add(sandbox)
+        if self._engine.networks.needs_door(sandbox.network.policy):
+            await self._engine.networks.open(sandbox)
         if stale:  # its first kernel was there before its packages were
             await sandbox.context().restart()
         return sandbox
 
-    async def _make_sandbox(
-        self,
-        spec: SandboxSpec,
-        id: str,
-        template: Template,
-        limits: Limits,
-        charge: QuotaLease,
-        place: Slot,
-        image: str | None,
-        before: SandboxRecord | None,
-        check: Callable[[], None],
-    ) -> tuple[Sandbox, bool]:
+    async def _make_sandbox(self, creation: Creation, slot: Slot) -> tuple[Sandbox, bool]:
         """The sandbox, and whether its first kernel is older than its packages."""
+        spec, template, check = creation.spec, creation.template, creation.check
         check()
-        network = self._networks.policy_for(spec, template)
-        mounts = await self._volumes.acquire_mounts(spec.volumes, spec.owner, template) if spec.volumes else None
-        ready = await self._housing.take(template, spec.user, limits, mounts)
+        network = self._engine.networks.policy_for(spec, template)
+        volumes = self._engine.volumes
+        mounts = await volumes.acquire_mounts(spec.volumes, spec.owner, template) if spec.volumes else None
+        ready = await self._engine.housing.take(template, spec.user, creation.limits, mounts)
         try:
             check()
-            stale = image is not None and await self._images.restore(ready.guest, image)
-            check()  # whoever ends all sandboxes, or all of one owner, has not seen it
-            ready.guest.noted = self._keeper.trail.of(id, spec.owner, charge.key_id)
-            sandbox = Sandbox(
-                ready,
-                spec,
-                self._new_record(id, spec, template, limits, charge.key_id, before),
-                network=network,
-                max_lifetime_seconds=charge.max_lifetime_seconds(self._config.lifetime.max_seconds),
-                tally=self._tally if spec.owner else EngineCounters(),
-                on_change=lambda changed: self._on_change(changed, place, mounts),
-                on_due=self._keeper.on_due,
-                transcript=SandboxHistory(self._config.history.sandbox_bytes, self._archive),
-                charge=charge,
-                turns=ExecutionSlots(self._housing.admission.executions, spec.owner),
-            )
+            stale = creation.image is not None and await self._images.restore(ready.guest, creation.image)
+            check()  # an end of all sandboxes, or of all of one owner, has not seen it
+            ready.guest.noted = self._engine.trail.of(creation.id, spec.owner, creation.charge.key_id)
+            sandbox = self._assemble_sandbox(creation, ready, network, partial(self._on_change, slot, mounts))
         except BaseException:  # a spec that fits into no frame, say, or files that do not fit in
             await ready.aclose()
             raise
         return sandbox, stale
 
-    def _on_change(self, sandbox: Sandbox, place: Slot, mounts: CellMounts | None) -> None:
-        self._keeper.on_change(sandbox)
+    def _assemble_sandbox(
+        self, creation: Creation, ready: ReadyCell, network: NetworkPolicy, on_change: Callable[[Sandbox], None]
+    ) -> Sandbox:
+        owner, charge = creation.spec.owner, creation.charge
+        return Sandbox(
+            ready,
+            creation.record(self._engine.instance.name),
+            network=network,
+            max_lifetime_seconds=charge.max_lifetime_seconds(self._config.lifetime.max_seconds),
+            tally=self._engine.tally if owner else EngineCounters(),
+            on_change=on_change,
+            on_due=self._engine.on_due,
+            transcript=SandboxHistory(self._config.history.sandbox_bytes, self._archive),
+            charge=charge,
+            turns=ExecutionSlots(self._engine.housing.admission.executions, owner),
+        )
+
+    def _on_change(self, slot: Slot, mounts: CellMounts | None, sandbox: Sandbox) -> None:
+        self._engine.on_change(sandbox)
         if sandbox.destroy_task is not None:
-            sandbox.destroy_task.add_done_callback(place.leave)
+            sandbox.destroy_task.add_done_callback(slot.leave)
             if mounts is not None:
                 mounts.leave()
-
-    def _check_spec(self, spec: SandboxSpec) -> None:
-        if self.closing:
-            raise shutting_down_error()
-        most = self._config.lifetime.max_seconds
-        if spec.lifetime_seconds is not None and spec.lifetime_seconds > most:
-            raise errors.InvalidRequest(f"a lifetime can be {most:g} s on this host, not {spec.lifetime_seconds:g}")
-
-    def _new_record(
-        self,
-        id: str,
-        spec: SandboxSpec,
-        template: Template,
-        limits: Limits,
-        key_id: str,
-        before: SandboxRecord | None,
-    ) -> SandboxRecord:
-        now = time.time()
-        return SandboxRecord(
-            id=id,
-            owner=spec.owner,
-            template=template.ref,
-            state="running",
-            instance=self._instance.name,
-            created_at=now if before is None else before.created_at,
-            deadline_at=None if spec.lifetime_seconds is None else now + spec.lifetime_seconds,
-            metadata=spec.metadata,
-            limits=limits,
-            on_deadline=spec.on_deadline,
-            pause_memory=spec.pause_memory,
-            auto_resume=spec.auto_resume,
-            notes=spec.notes,
-            volumes=spec.volumes,
-            resumed_at=None if before is None else now,
-            key_id=key_id,
-        )
 
 
 def _creating_key_id(spec: SandboxSpec, before: SandboxRecord | None) -> str:

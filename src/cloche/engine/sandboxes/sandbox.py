@@ -29,7 +29,7 @@ from cloche.engine.sandboxes.pool import ReadyCell
 from cloche.event_queue import Signal
 from cloche.model import Limits, SandboxInfo, SandboxSpec, check_metadata, check_seconds, new_id, sandbox_path
 from cloche.network_policy import NetworkPolicy, without_secrets
-from cloche.store.base import RecordState, ResumeSpec, SandboxRecord
+from cloche.store.base import PausedFiles, RecordState, SandboxRecord
 from cloche.telemetry import log
 
 # The lifetime of a sandbox, by the monotonic clock. The wall clock is used only to report its end.
@@ -99,7 +99,6 @@ class Sandbox:
     def __init__(
         self,
         ready: ReadyCell,
-        spec: SandboxSpec,
         record: SandboxRecord,
         *,
         network: NetworkPolicy,
@@ -111,8 +110,8 @@ class Sandbox:
         charge: QuotaLease,
         turns: ExecutionSlots,
     ):
+        spec = record.spec
         self.id = record.id
-        self.spec = spec
         self.limits: Limits = record.limits
         self.record = record
         self.ending: str | None = None  # why executions end, once the sandbox does
@@ -154,6 +153,10 @@ class Sandbox:
     # -- what it is
 
     @property
+    def spec(self) -> SandboxSpec:
+        return self.record.spec
+
+    @property
     def info(self) -> SandboxInfo:
         return sandbox_info(self.record)
 
@@ -168,9 +171,9 @@ class Sandbox:
 
     def label(self, name: str, value: str) -> None:
         """Changes one pair of its metadata. Raises InvalidRequest if it is too much."""
-        metadata = {**self.record.metadata, name: value}
+        metadata = {**self.spec.metadata, name: value}
         check_metadata(metadata)
-        self._change_record(metadata=metadata)
+        self._change_record(spec=msgspec.structs.replace(self.spec, metadata=metadata))
 
     # -- how long it lives
 
@@ -208,18 +211,27 @@ class Sandbox:
 
     # -- rest
 
-    def rest(self, revival: ResumeSpec, *, memory: bool) -> SandboxRecord:
-        """The record of it if it is paused now. Nothing is changed yet."""
+    def rest(self, files: PausedFiles, *, memory: bool) -> SandboxRecord:
+        """The record of it if it is paused now, with these files. Nothing is changed yet."""
         return msgspec.structs.replace(
-            self.record, state="paused", paused_at=time.time(), pause_memory=memory, revival=revival
+            self.without_secrets(), state="paused", paused_at=time.time(), memory_kept=memory, files=files
         )
+
+    def without_secrets(self) -> SandboxRecord:
+        """Its record with its present network policy, less the secrets of that."""
+        spec = msgspec.structs.replace(self.spec, network=without_secrets(self.network.policy))
+        return msgspec.structs.replace(self.record, spec=spec)
 
     def mark_paused(self, record: SandboxRecord) -> None:
         """Marks it as paused, as that record says: its programs are frozen. Its deadline stops."""
         self._lifetime.stop()
         self.turns.rest()
         self._change_record(
-            state="paused", paused_at=record.paused_at, pause_memory=record.pause_memory, revival=record.revival
+            state="paused",
+            paused_at=record.paused_at,
+            memory_kept=record.memory_kept,
+            files=record.files,
+            spec=msgspec.structs.replace(self.spec, network=record.spec.network),
         )
 
     def release_cell(self, reason: str) -> None:
@@ -236,24 +248,8 @@ class Sandbox:
             state="running",
             paused_at=None,
             resumed_at=now,
-            revival=None,
-            pause_memory=self.spec.pause_memory,
+            files=None,
             deadline_at=self._lifetime.begin(lifetime),
-        )
-
-    def revival(self, image: str, size_bytes: int) -> ResumeSpec:
-        """The settings to make it again, with the files of that image."""
-        spec, policy = self.spec, self.network.policy
-        return ResumeSpec(
-            image=image,
-            bytes=size_bytes,
-            env=spec.env,
-            user=spec.user,
-            cwd=spec.cwd,
-            sudo=spec.sudo,
-            network=without_secrets(policy),
-            lifetime_seconds=spec.lifetime_seconds,
-            pause_memory=spec.pause_memory,
         )
 
     def defer_deadline(self, seconds: float) -> None:
@@ -393,7 +389,7 @@ class Sandbox:
         self._contexts[DEFAULT_CONTEXT] = first
 
     def _on_deadline(self) -> None:
-        if self.record.on_deadline == "pause" and self.ending is None:
+        if self.spec.on_deadline == "pause" and self.ending is None:
             self._on_due(self)
         else:
             self._end_sandbox("expired", "deadline", "its deadline passed")
@@ -405,9 +401,9 @@ class Sandbox:
         if self.ending is not None:
             return
         self._end_everything(ending)
-        if self.record.revival is not None:
-            self.unneeded = self.record.revival.image
-        self._change_record(state=state, ended_at=time.time(), end_reason=reason, revival=None)
+        if self.record.files is not None:
+            self.unneeded = self.record.files.image
+        self._change_record(state=state, ended_at=time.time(), end_reason=reason, files=None)
         self._guest.close(lambda: not_running_error(self.record))
 
     def _end_everything(self, ending: str) -> None:
@@ -431,23 +427,24 @@ class Sandbox:
 
 def sandbox_info(record: SandboxRecord) -> SandboxInfo:
     """The public info of a sandbox."""
+    spec, paused = record.spec, record.state == "paused"
     return SandboxInfo(
         id=record.id,
-        template=record.template,
-        owner=record.owner,
+        template=spec.template,
+        owner=spec.owner,
         state=record.state if record.state in ("running", "paused") else "ended",
         created_at=record.created_at,
         deadline_at=record.deadline_at,
-        metadata=record.metadata,
+        metadata=spec.metadata,
         limits=record.limits,
         ended_at=record.ended_at,
         end_reason=record.end_reason,
-        paused_at=record.paused_at if record.state == "paused" else None,
-        pause_memory=record.pause_memory if record.state == "paused" else None,
-        on_deadline=record.on_deadline,
-        auto_resume=record.auto_resume,
-        notes=record.notes,
-        volumes=record.volumes,
+        paused_at=record.paused_at if paused else None,
+        pause_memory=record.memory_kept if paused else None,
+        on_deadline=spec.on_deadline,
+        auto_resume=spec.auto_resume,
+        notes=spec.notes,
+        volumes=spec.volumes,
         key_id=record.key_id,
     )
 
