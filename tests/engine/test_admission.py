@@ -244,8 +244,9 @@ async def test_whoever_waits_when_the_host_shuts_down_is_told(own_config: Config
 async def test_where_memory_runs_short_cells_that_wait_go_first_and_come_back(
     own_config: Config, opening, monkeypatch: pytest.MonkeyPatch
 ):
-    for module, name in ((pool, "WATCH_SECONDS"), (pool, "SHORT_SECONDS"), (capacity, "FRESH_SECONDS")):
-        monkeypatch.setattr(module, name, 0.01)
+    monkeypatch.setattr(pool, "MEMORY_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(pool, "SHORT_MEMORY_SECONDS", 0.01)
+    monkeypatch.setattr(capacity, "FRESH_MEMORY_SECONDS", 0.01)
     config = msgspec.structs.replace(own_config, pool=PoolConfig(ready=2), capacity=CapacityConfig(queue_seconds=0.05))
     async with opening(config) as engine:
         box = await engine.create(of("ann"))

@@ -153,7 +153,7 @@ async def test_whoever_kills_seeds_has_programs_that_start_cold_until_there_may_
 
 async def test_contexts_that_do_nothing_take_none_of_a_small_memory_where_init_counts(own_config, opening, walls: None):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(namespaces.cgroups, "probe", lambda: cgroups.plan_cgroups([]))
+        patch.setattr(namespaces.cgroups, "probe_cgroups", lambda: cgroups.plan_cgroups([]))
         async with opening(own_config) as engine:
             box = await engine.create(SandboxSpec(limits=Limits(memory_bytes=160 * MIB, space_bytes=16 * MIB)))
             await box.context().execute("kept = 1").result()

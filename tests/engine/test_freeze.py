@@ -43,7 +43,7 @@ async def engine(way: str, bare_dir: str) -> AsyncIterator[Engine]:
     backend = PLAIN if way == PLAIN else "namespaces"
     with pytest.MonkeyPatch.context() as patch:
         if way == SIGNALS:
-            patch.setattr(namespaces.cgroups, "probe", lambda: cgroups.plan_cgroups([]))
+            patch.setattr(namespaces.cgroups, "probe_cgroups", lambda: cgroups.plan_cgroups([]))
         async with open_engine(Config(data_dir=bare_dir, backend=backend, pool=PoolConfig(ready=1))) as engine:
             yield engine
 

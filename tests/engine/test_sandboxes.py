@@ -316,9 +316,8 @@ async def test_a_lifetime_has_a_maximum(own_config: Config, opening):
 
 
 def record(id: str, **fields) -> SandboxRecord:
-    return SandboxRecord(
-        id=id, owner="o", template="t@1", state="running", instance="here", created_at=time.time(), **fields
-    )
+    spec = SandboxSpec(owner="o", template="t@1", **fields)
+    return SandboxRecord(id=id, spec=spec, state="running", instance="here", created_at=time.time())
 
 
 async def test_records_are_seen_at_once_and_by_others(tmp_path: Path):

@@ -373,7 +373,7 @@ async def test_when_all_that_had_a_volume_died_it_comes_back_as_it_was_saved_las
         box = await engine.create(with_volume())
         assert await said(box, "echo saved > /mnt/v/a; cat /mnt/v/a") == "saved\n"
         (vault,) = engine.volumes._vaults.values()
-        assert await engine.volumes._save(vault)
+        assert await engine.volumes._save_volume(vault)
         cell = await vault.cell()
         nursery = await engine.housing.nursery(await engine.template("python")).get()
         os.kill(zygote_of(box), signal.SIGKILL)

@@ -310,7 +310,7 @@ async def test_a_request_whose_client_has_left_keeps_no_program(monkeypatch: pyt
 async def test_a_request_whose_client_has_left_may_come_again():
     cancelling = RequestCancellations()
     with cancelling.track_request(ANN, "request"), pytest.raises(LibreChatRefusal) as error:
-        cancelling._new(ANN, "request")
+        cancelling._new_request(ANN, "request")
     assert refused(error) == 409
     ended: list[str] = []
     for _ in range(2):

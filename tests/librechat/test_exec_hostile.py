@@ -95,11 +95,11 @@ def test_a_digest_is_of_a_file_with_that_size_only(tmp_path: Path) -> None:
 class Endless(program_sandbox.ProgramSandbox):
     """A place that nobody ever has seen all of."""
 
-    async def _collect(self) -> CollectedOutputs:
+    async def _collect_outputs(self) -> CollectedOutputs:
         await asyncio.Event().wait()
         raise AssertionError
 
-    def _lost(self) -> CollectedOutputs:
+    def _lost_outputs(self) -> CollectedOutputs:
         return CollectedOutputs()
 
 

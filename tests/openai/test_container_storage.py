@@ -92,7 +92,7 @@ async def test_room_that_a_failed_copy_took_is_free_again(shelf: GatewayStore, m
     await kept.cite(container_with(files), "/mnt/data/x")
     files.let.set()
     await kept.aclose()
-    files.count_sent = 8
+    files.sent = 8
     await kept.cite(container_with(files), "/mnt/data/y")
     await kept.aclose()
     assert [file.path for file in await kept.list_kept("me", "i")] == ["/mnt/data/y"]

@@ -62,7 +62,7 @@ def say_to_all(asked: TurnRequest) -> None:
 
 
 async def _echo(call: ModelCall) -> None:
-    async for _ in EchoUpstream().leg(call):
+    async for _ in EchoUpstream().call_model(call):
         pass
 
 

@@ -122,9 +122,9 @@ def test_a_file_that_was_removed_is_found_unless_the_log_says_so(tmp_path: Path)
 def test_processes_append_at_once_and_every_line_is_whole(tmp_path: Path):
     program = """
 import sys; from pathlib import Path; from cloche.store.audit import *
-files = AuditFiles(Path(sys.argv[1]), sys.argv[2], 1 << 20)
+files = AuditFileWriter(Path(sys.argv[1]), sys.argv[2], 1 << 20)
 for n in range(100): files.append([AuditLine(at="", what="x", about="y" * 900)] * 3)
-files.append([AuditLine(at="", what=CLOSED)])"""
+files.append([AuditLine(at="", what=CLOSED_EVENT)])"""
     writers = [subprocess.Popen([sys.executable, "-c", program, tmp_path, f"h{n}"]) for n in range(3)]
     assert [each.wait(60) for each in writers] == [0, 0, 0]
     verdict = verify_log(tmp_path, lambda name: False)
@@ -146,7 +146,7 @@ def test_a_batch_that_does_not_fit_on_the_disk_leaves_nothing_behind(tmp_path: P
     program = """
 import resource, signal, sys; from pathlib import Path; from cloche.store.audit import *
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-files = AuditFiles(Path(sys.argv[1]), "h1", 1 << 20)
+files = AuditFileWriter(Path(sys.argv[1]), "h1", 1 << 20)
 files.append([AuditLine(at="", what="x")])
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 try: files.append([AuditLine(at="", what="y")] * 100)

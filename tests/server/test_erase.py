@@ -106,7 +106,7 @@ def count(statement):
     left -= 1
     if not left: os.kill(os.getpid(), signal.SIGKILL)
 db.set_trace_callback(count)
-erasure.erase(db, place, "alice", [])"""
+erasure.erase_owner(db, place, "alice", [])"""
 
 
 @pytest.mark.parametrize("statement", [5, 15, 33])

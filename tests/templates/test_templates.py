@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from cloche import cli, errors
 from cloche.model import Template
-from cloche.templates import Catalogue, TemplateProgress, build, ensure_template, pythons, uv
+from cloche.templates import Catalogue, TemplateProgress, build_template, ensure_template, pythons, uv
 from cloche.templates import catalogue as catalogues
 from cloche.templates.build import lock_packages
 from cloche.templates.recipe import Recipe
@@ -86,7 +86,7 @@ def tiny(tmp_path_factory, hostile_packages) -> tuple[Catalogue, Template, list[
     reports: list[TemplateProgress] = []
     old = os.umask(0o077)
     try:
-        return catalogue, build(catalogue, TINY, reports.append), reports
+        return catalogue, build_template(catalogue, TINY, reports.append), reports
     finally:
         os.umask(old)
 
@@ -109,7 +109,7 @@ def test_building_runs_no_code_of_a_package(tiny, trace):
 
 def test_a_package_without_a_wheel_is_refused_and_not_built(tmp_path, hostile_packages, trace):
     with pytest.raises(errors.TemplateBuildFailed, match="unbuilt") as caught:
-        build(Catalogue(tmp_path), Recipe(name="source", packages=("unbuilt",)))
+        build_template(Catalogue(tmp_path), Recipe(name="source", packages=("unbuilt",)))
     assert "wheels only" in str(caught.value)
     assert not trace.exists()
     assert Catalogue(tmp_path).list() == []
@@ -117,7 +117,7 @@ def test_a_package_without_a_wheel_is_refused_and_not_built(tmp_path, hostile_pa
 
 def test_a_package_that_does_not_exist_is_named(tmp_path, hostile_packages):
     with pytest.raises(errors.TemplateBuildFailed, match="no-such-package-of-cloche"):
-        build(Catalogue(tmp_path), Recipe(name="missing", packages=("no-such-package-of-cloche",)))
+        build_template(Catalogue(tmp_path), Recipe(name="missing", packages=("no-such-package-of-cloche",)))
 
 
 def test_the_environment_points_only_at_places_in_the_sandbox(tiny):
@@ -181,7 +181,7 @@ def test_the_lock_has_hashes_and_neither_hosts_nor_paths(tiny):
 def test_the_same_recipe_is_built_once(tiny):
     catalogue, template, _ = tiny
     reordered = msgspec.structs.replace(TINY, packages=tuple(reversed(TINY.packages)))
-    assert build(catalogue, reordered) == template
+    assert build_template(catalogue, reordered) == template
 
 
 def test_progress_grows_to_the_end_and_says_what_happens(tiny):
@@ -203,7 +203,7 @@ def test_who_comes_second_waits_says_so_and_finds_it_built(tiny):
         if progress.phase == "wait":
             waiting.set()
 
-    second = threading.Thread(target=lambda: results.append(build(catalogue, TINY, report)))
+    second = threading.Thread(target=lambda: results.append(build_template(catalogue, TINY, report)))
     with catalogue.locked("tiny"):
         second.start()
         assert waiting.wait(60)
@@ -215,7 +215,7 @@ def test_who_comes_second_waits_says_so_and_finds_it_built(tiny):
 
 def test_a_failed_build_leaves_no_files(tmp_path, hostile_packages):
     with pytest.raises(errors.TemplateBuildFailed):
-        build(Catalogue(tmp_path), Recipe(name="source", packages=("unbuilt",)))
+        build_template(Catalogue(tmp_path), Recipe(name="source", packages=("unbuilt",)))
     assert [each.name for each in (tmp_path / "templates" / "source").iterdir()] == [".lock"]
 
 

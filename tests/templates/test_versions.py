@@ -281,7 +281,7 @@ def test_an_import_that_is_killed_leaves_nothing_that_counts(catalogue, tmp_path
         "import sys, time\n"
         "from pathlib import Path\n"
         "from cloche.templates import Catalogue, archive as importing\n"
-        "importing.install.open_to_readers = lambda root: (print('unpacked', flush=True), time.sleep(60))\n"
+        "importing.build.make_readable = lambda root: (print('unpacked', flush=True), time.sleep(60))\n"
         "importing.import_archive(Catalogue(sys.argv[1]), Path(sys.argv[2]))\n"
     )
     words = [sys.executable, "-c", program, str(tmp_path / "other"), str(file)]

@@ -52,7 +52,7 @@ def _load_or_report_config() -> tuple[list[HostCheck], Config]:
 
 def _token_sections(config: Config) -> list[CheckupSection]:
     """The section on LibreChat's tokens; none where no tokens are accepted."""
-    from cloche.cli.serve import token_key_checks
+    from cloche.cli.token_keys import token_key_checks
 
     found = collect_checks("LibreChat's tokens", lambda: token_key_checks(config))
     return [CheckupSection(title="LibreChat", checks=found)] if found else []

@@ -7,7 +7,7 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from cloche.api.auth import Gatekeeper, is_loopback
 from cloche.app import LOCAL_ADMIN, ServerApp
 from cloche.cli import load_command_config
 from cloche.cli.hosting import bind_socket, check_tls, host_server, local_url, server_url, silence_uvicorn
-from cloche.config import Config, describe_with_origin
+from cloche.cli.token_keys import load_token_key_ids
+from cloche.config import Config
 from cloche.config.librechat import JWT_SECRET_VARIABLES
 from cloche.engine.engine import Engine
 from cloche.engine.operations.health import Health
 from cloche.engine.quotas.quotas import Quotas
-from cloche.isolation.base import HostCheck
 from cloche.linux import cpu_priority
 from cloche.store.database import Database
 from cloche.store.keys import StoredKeys
@@ -99,39 +99,6 @@ Cloche's own library and command line:
 
     export CLOCHE_API_KEY={key} CLOCHE_URL={url}
 """
-
-
-# Validation of the configured keys for LibreChat's tokens, before anything starts.
-
-
-def load_token_key_ids(config: Config) -> list[str]:
-    """The ids of the keys; none if no tokens are accepted.
-
-    Raises InvalidConfig that names the setting and its origin.
-    """
-    if not config.librechat.jwt.enabled:
-        return []
-    from cloche.api.librechat.jwt import JwtKeys  # here, since `cloche doctor` must not need what a server does
-
-    try:
-        return JwtKeys(config.librechat.jwt).ids
-    except errors.InvalidConfig as error:
-        raise errors.InvalidConfig(describe_with_origin(str(error), config.origins)) from None
-
-
-def token_key_checks(config: Config) -> Iterator[HostCheck]:
-    """The checks for `cloche doctor`."""
-    name = "LibreChat's tokens"
-    try:
-        found = load_token_key_ids(config)
-    except errors.InvalidConfig as error:
-        yield HostCheck(
-            name=name, state="missing", detail=str(error), advice="repair it: `cloche serve` does not start"
-        )
-        return
-    if found:
-        detail = f"checked with {', '.join(found[:5])}{' and more' if len(found) > 5 else ''}"
-        yield HostCheck(name=name, state="enforced", detail=detail)
 
 
 STOP_SECONDS = 30.0

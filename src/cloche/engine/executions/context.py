@@ -70,8 +70,9 @@ class Context:
         return self._sandbox.ending or "the context was removed"
 
     def execute(self, code: str, *, input: InputSource = None, **settings: Any) -> Execution:
-        """As `submit`, for code and some settings of an ExecutionRequest."""
-        return self.submit(ExecutionRequest(code=code, **settings), input)
+        """As `submit`, for code and some settings of an ExecutionRequest; one that is None is left at its default."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        return self.submit(ExecutionRequest(code=code, **given), input)
 
     def submit(self, request: ExecutionRequest, input: InputSource = None) -> Execution:
         """An execution of that request, which starts when it is used.
