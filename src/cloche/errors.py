@@ -13,6 +13,7 @@ A program that fails inside a sandbox is never one of these: that is data in the
     ├── NotFound                    not_found             it is not there, and may never have been
     │   ├── TemplateNotFound        template_not_found
     │   ├── SnapshotNotFound        snapshot_not_found
+    │   ├── VolumeNotFound          volume_not_found
     │   ├── SandboxNotFound         sandbox_not_found     never existed (or belongs to another owner)
     │   ├── ContextNotFound         context_not_found
     │   ├── CheckpointNotFound      checkpoint_not_found  never existed, was forgotten, or has ended
@@ -26,6 +27,7 @@ A program that fails inside a sandbox is never one of these: that is data in the
     │   ├── SandboxKilled           sandbox_killed        it was killed or closed
     │   └── SandboxLost             sandbox_lost          its host process died or its cell was destroyed
     ├── SandboxPaused               sandbox_paused        it is paused; it can be resumed
+    ├── VolumeConflict              volume_conflict       a volume of that name exists, or it is in use
     ├── FileError                   file_error            the sandbox's file system said no
     │   ├── FileExists              file_exists
     │   ├── PermissionDenied        permission_denied
