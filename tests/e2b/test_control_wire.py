@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloche import errors
-from cloche.api.e2b.replies import E2bUnsupported
+from cloche.api.dialect import NotSupported, decode_json_body
 from cloche.api.e2b.sandboxes_schema import (
     SetTimeoutBody,
     decode_create_request,
-    decode_json_body,
     decode_metadata_filter,
     decode_sandbox_query,
     encode_page_token,
@@ -117,7 +116,7 @@ def test_traffic_can_be_private_only_where_tokens_exist():
     ],
 )
 def test_what_is_not_offered_is_refused_by_name(body, field):
-    with pytest.raises(E2bUnsupported, match=field):
+    with pytest.raises(NotSupported, match=field):
         decode_create_request(body, version=2)
 
 
@@ -195,7 +194,7 @@ def test_a_wrong_parameter_is_named(name, value):
 def test_no_body_breaks_the_reader(body):
     try:
         decode_create_request(body, version=2)
-    except (errors.InvalidRequest, E2bUnsupported):
+    except (errors.InvalidRequest, NotSupported):
         pass
 
 

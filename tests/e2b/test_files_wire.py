@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from cloche import errors
+from cloche.api.dialect import format_timestamp
 from cloche.api.e2b import envd_schema as wire
 from cloche.api.e2b.envd import decode_compose_request as composition
-from cloche.api.e2b.replies import format_timestamp
 from cloche.api.encoding import (
     RangeNotSatisfiable,
     RequestedRange,

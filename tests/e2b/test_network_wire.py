@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from cloche import errors
+from cloche.api.dialect import NotSupported, decode_json_body
 from cloche.api.e2b.network import policy_for_new_sandbox
 from cloche.api.e2b.network_schema import (
     DOMAINS_NEED_DENIAL,
@@ -16,8 +17,7 @@ from cloche.api.e2b.network_schema import (
     encode_policy,
     policy_from_request,
 )
-from cloche.api.e2b.replies import E2bUnsupported
-from cloche.api.e2b.sandboxes_schema import decode_create_request, decode_json_body
+from cloche.api.e2b.sandboxes_schema import decode_create_request
 from cloche.config.sections import NetworkConfig as OperatorsNetwork
 from cloche.config.sections import PackagesConfig
 from cloche.egress.rules import PolicyDenied, PolicyRules, parse_destination
@@ -159,7 +159,7 @@ def test_what_makes_no_sense_is_refused_in_e2bs_words_where_it_has_some(network,
     ],
 )
 def test_what_this_server_does_not_have_is_refused_by_name(network):
-    with pytest.raises(E2bUnsupported, match="|".join(("dnsServers", "egressProxy", "httpsPorts", "keeps no secrets"))):
+    with pytest.raises(NotSupported, match="|".join(("dnsServers", "egressProxy", "httpsPorts", "keeps no secrets"))):
         asked(**network)
 
 

@@ -9,7 +9,7 @@ from e2b.exceptions import SandboxNotFoundException
 from e2b_code_interpreter import Sandbox
 
 from cloche import errors
-from cloche.api.e2b.replies import E2bUnsupported
+from cloche.api.dialect import NotSupported
 from cloche.api.e2b.snapshots import (
     E2bSnapshotQuery,
     decode_snapshot_name,
@@ -155,7 +155,7 @@ def made(id: str, at: float, name: str | None = None) -> Snapshot:
 def test_a_body_names_a_snapshot_or_does_not():
     assert decode_snapshot_name(b"") is None
     assert decode_snapshot_name(b'{"name":"n","memory":false}') == "n"
-    with pytest.raises(E2bUnsupported):
+    with pytest.raises(NotSupported):
         decode_snapshot_name(b'{"memory":true}')
     with pytest.raises(errors.InvalidRequest):
         decode_snapshot_name(b'{"name":1}')

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from cloche import errors
 from cloche.engine.principal import set_current_principal
@@ -43,7 +43,7 @@ class Gatekeeper:
         """Whether this server works without keys."""
         return self._keys is None
 
-    def admit(self, request: Request) -> Principal:
+    def admit(self, request: HTTPConnection) -> Principal:
         """Returns the principal.
 
         Raises Unauthenticated, or Forbidden if a web page may have sent a keyless request. A request over the control
@@ -56,7 +56,7 @@ class Gatekeeper:
         set_current_principal(known)
         return known
 
-    def admit_admin(self, request: Request) -> Principal:
+    def admit_admin(self, request: HTTPConnection) -> Principal:
         """As `admit`, for admin-only operations. Also raises Forbidden."""
         principal = self.admit(request)
         if principal.role != "admin":
@@ -67,7 +67,7 @@ class Gatekeeper:
         """Whether it is a key of this server."""
         return bool(key) and self._keys is not None and self._keys.find(key) is not None
 
-    def _find_principal(self, request: Request) -> Principal:
+    def _find_principal(self, request: HTTPConnection) -> Principal:
         if self._keys is None:
             refuse_web_pages(request)
             return self.anybody
@@ -100,7 +100,7 @@ def _basic_auth_password(encoded: str) -> str:
         return ""
 
 
-def refuse_web_pages(request: Request) -> None:
+def refuse_web_pages(request: HTTPConnection) -> None:
     """Raises Forbidden for requests of web pages, recognized by a foreign Origin or a rebound host name.
 
     Without a key such a page in the user's browser could run code here. The same holds for every request that a
@@ -119,7 +119,7 @@ def _origin_netloc(origin: str) -> str | None:
         return None
 
 
-def is_local(request: Request) -> bool:
+def is_local(request: HTTPConnection) -> bool:
     """Whether it was sent to this machine's loopback address, without a proxy that declares itself."""
     return _names_loopback(request) and not any(request.headers.get(name) for name in PROXY_HEADERS)
 
@@ -132,7 +132,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _names_loopback(request: Request) -> bool:
+def _names_loopback(request: HTTPConnection) -> bool:
     try:
         return is_loopback(urlsplit(f"//{request.headers.get('host', '')}").hostname or "")
     except ValueError:  # brackets without an address between them

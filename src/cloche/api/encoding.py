@@ -1,7 +1,8 @@
-"""gzip: decompression of request bodies, compression of responses, choice of the encoding."""
+"""Encodings of bodies: gzip, ASCII JSON, byte ranges, and the headers of file downloads."""
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -87,6 +88,11 @@ def ascii_json(value: Any) -> bytes:
         return json.dumps(value, allow_nan=False).encode()
     except ValueError:  # NaN, which JavaScript cannot read
         return json.dumps(_replace_non_finite(value)).encode()
+
+
+def to_json_value(value: Any) -> Any:
+    """The value of a display: bytes in base64, others as they are."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 def _replace_non_finite(value: Any) -> Any:

@@ -119,7 +119,7 @@ class ConsoleAuth:
     def identify_visitor(self, connection: HTTPConnection) -> ConsoleVisitor:
         """Raises Unauthenticated; without keys, Forbidden where a web page might be behind it."""
         if self._house.gatekeeper.is_keyless:
-            refuse_web_pages(connection)  # type: ignore[arg-type]  # it looks at headers only
+            refuse_web_pages(connection)
             return ConsoleVisitor(self._house.gatekeeper.anybody, self._token)
         found = self.sessions.find(self.session_token(connection), away=_is_away(connection))
         if found is None:

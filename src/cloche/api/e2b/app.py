@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute
@@ -14,7 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.auth import HOST_OWNER_STATE, Gatekeeper
-from cloche.api.e2b import code, envd, sandboxes
+from cloche.api.dialect import DialectRouter, json_reply
+from cloche.api.e2b import code, envd, network, sandboxes, snapshots, templates, volumes
+from cloche.api.e2b.context import E2bContext
 from cloche.api.e2b.registry import (
     E2bSandbox,
     E2bSandboxes,
@@ -32,41 +33,25 @@ from cloche.api.e2b.replies import (
     error_reply,
     is_api_host,
     is_signed_file_url,
-    json_reply,
     port_target_of,
     strip_e2b_prefix,
 )
-from cloche.api.http import DialectEndpoint, describe_missing_route, status_of
+from cloche.api.http import DialectEndpoint, status_of
 from cloche.api.ports import ForwardedHeaders, PortProxy
 from cloche.api.requests import charge_sandbox_owner
-from cloche.api.router import PathIndexRouter
 from cloche.config import Config
 from cloche.engine.engine import Engine
-
-# Wrappers around the routes of one plane: responses for unknown paths, and cross-origin access.
 
 _PREFLIGHT_SECONDS = "7200"
 
 
-class E2bPlane:
-    """The routes of one plane. Unknown paths and methods get a response in E2B's format."""
+def _plane_router(name: str, routes: Sequence[BaseRoute]) -> DialectRouter:
+    """The routes of one plane."""
 
-    def __init__(self, name: str, routes: Sequence[BaseRoute]):
-        self._name = name
-        self._router = PathIndexRouter(routes)
+    def missing(status: int, what: str) -> Response:
+        return error_reply(status, f"{name}: {what}; see docs/dialects/e2b.md for what there is")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self  # makes the router raise what it would else answer in its own words
-        try:
-            await self._router(scope, receive, send)
-        except HTTPException as error:
-            await self._missing_route_response(error, scope)(scope, receive, send)
-
-    def _missing_route_response(self, error: HTTPException, scope: Scope) -> Response:
-        what = describe_missing_route(error, scope)
-        response = error_reply(error.status_code, f"{self._name}: {what}; see docs/dialects/e2b.md for what there is")
-        response.headers.update(error.headers or {})
-        return response
+    return DialectRouter(routes, missing)
 
 
 class CrossOriginAccess:
@@ -216,17 +201,54 @@ def _request_method(connection: HTTPConnection) -> str:
     return str(connection.scope.get("method", "GET"))
 
 
+# The control plane's routes, and those of E2B's that this server does not have.
+
+_BUILD = "this server builds templates as clients from 2.0 on ask for it (POST /v3/templates): use a newer one"
+_PUBLISH = "templates that are built by API are their owner's alone on this server; they cannot be made public"
+_SECRET = (
+    "this server keeps no secrets; give their values with a sandbox's network.rules, where programs never see them"
+)
+_TEAM = "this server has no teams: a key belongs to an owner; `cloche key list` on the server's machine shows them"
+
+_UNSUPPORTED_ROUTES = (
+    ("POST", "/templates", _BUILD),
+    ("POST", "/v2/templates", _BUILD),
+    ("POST", "/templates/{rest:path}", _BUILD),
+    ("PATCH", "/templates/{rest:path}", _PUBLISH),
+    ("POST", "/v2/templates/{rest:path}", _BUILD),
+    ("PATCH", "/v2/templates/{rest:path}", _PUBLISH),
+    *((method, f"/secrets{rest}", _SECRET) for method in ("GET", "POST", "DELETE") for rest in ("", "/{rest:path}")),
+    ("GET", "/teams", _TEAM),
+    ("GET", "/teams/{rest:path}", _TEAM),
+)
+
+
+def _control_plane_routes(api: E2bContext, secret: bytes) -> list[BaseRoute]:
+    return [
+        *sandboxes.report_routes(api),  # first, as `/sandboxes/metrics` could be an id as well
+        *sandboxes.sandbox_routes(api),
+        *sandboxes.timeout_routes(api),
+        *sandboxes.pause_routes(api),
+        *snapshots.snapshot_routes(api),
+        *network.network_routes(api),
+        *volumes.volume_routes(api, secret),
+        *templates.build_routes(api, api.config, secret),  # before the templates, whose names may be paths
+        *templates.template_routes(api, api.config),
+        *(api.route(method, path, api.unsupported(why)) for method, path, why in _UNSUPPORTED_ROUTES),
+    ]
+
+
 class E2b:
     """Serves requests under `/e2b`, requests for ports of sandboxes and for `api.DOMAIN`, and signed file URLs."""
 
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config, secret: bytes):
         self._domain = config.server.domain
         self.residents = E2bSandboxes(engine, E2bTokens(secret))
-        routes = sandboxes.control_plane_routes(engine, gatekeeper, self.residents, config, secret)
-        self._control: ASGIApp = E2bPlane("control plane", routes)
+        control = E2bContext(engine, gatekeeper, self.residents, config)
+        self._control = _plane_router("control plane", _control_plane_routes(control, secret))
         self._own_ports: dict[int, ASGIApp] = {
-            ENVD_PORT: E2bPlane("envd", envd.envd_routes(self.residents, config)),
-            CODE_PORT: E2bPlane("code server", code.code_routes(self.residents, config)),
+            ENVD_PORT: _plane_router("envd", envd.envd_routes(self.residents, config)),
+            CODE_PORT: _plane_router("code server", code.code_routes(self.residents, config)),
         }
         self._programs: ASGIApp = PortProxy(self, ForwardedHeaders(PRIVATE_HEADERS, gatekeeper.knows))
         self._entrance = DialectEndpoint(self, self._choose_plane)

@@ -5,8 +5,6 @@ Access was checked before a request arrives here: see app.py.
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -17,9 +15,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
-from cloche.api.e2b.registry import E2bSandboxes, sandbox_away_reply
-from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS, json_reply
-from cloche.api.encoding import ascii_json
+from cloche.api.dialect import InvalidJson, decode_json_object, json_reply
+from cloche.api.e2b.registry import E2bSandboxes, e2b_sandbox_of, sandbox_away_reply
+from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS
+from cloche.api.encoding import ascii_json, to_json_value
 from cloche.api.http import DialectEndpoint, DropConnection, Handler, StreamResponse, read_whole_body, status_of
 from cloche.config import Config
 from cloche.engine.executions.context import LANGUAGES, Context
@@ -63,7 +62,7 @@ class E2bContextRequest(Struct):
 
 def decode_execute_request(body: bytes) -> E2bExecuteRequest:
     """Raises UnprocessableRequest, or InvalidRequest for a context and a language at once."""
-    asked = _decode_json_object(body)
+    asked = _decode_object(body)
     if "code" not in asked:
         raise UnprocessableRequest("missing", ("code",), "Field required")
     context_id, language = _string_field(asked, "context_id"), _string_field(asked, "language")
@@ -79,7 +78,7 @@ def decode_execute_request(body: bytes) -> E2bExecuteRequest:
 
 def decode_context_request(body: bytes) -> E2bContextRequest:
     """Raises UnprocessableRequest."""
-    asked = _decode_json_object(body)
+    asked = _decode_object(body)
     return E2bContextRequest(
         language=normalize_language(_string_field(asked, "language")), cwd=_string_field(asked, "cwd") or None
     )
@@ -90,19 +89,21 @@ def normalize_language(given: str | None) -> str:
     return _SHORT_LANGUAGES.get(name, name)
 
 
-def _decode_json_object(body: bytes) -> dict[str, Any]:
-    if not body.strip():
-        raise UnprocessableRequest("missing", (), "Field required")
+def _decode_object(body: bytes) -> dict[str, Any]:
     try:
-        asked = json.loads(body)  # Python's own: lone surrogates in code are the program's affair
-    except json.JSONDecodeError as error:
-        raise UnprocessableRequest("json_invalid", (error.pos,), f"JSON decode error: {error.msg}") from None
-    except (ValueError, RecursionError):
-        message = "JSON decode error: not UTF-8, nested too deeply, or a number of thousands of digits"
-        raise UnprocessableRequest("json_invalid", (), message) from None
-    if not isinstance(asked, dict):
-        raise UnprocessableRequest("model_attributes_type", (), "Input should be a valid dictionary")
-    return asked
+        return decode_json_object(body)
+    except InvalidJson as error:
+        raise _unprocessable_body(error) from None
+
+
+def _unprocessable_body(error: InvalidJson) -> UnprocessableRequest:
+    where = () if error.position is None else (error.position,)
+    match error.flaw:
+        case "empty":
+            return UnprocessableRequest("missing", where, "Field required")
+        case "type":
+            return UnprocessableRequest("model_attributes_type", where, "Input should be a valid dictionary")
+    return UnprocessableRequest("json_invalid", where, f"JSON decode error: {error.problem}")
 
 
 def _string_field(asked: Mapping[str, Any], name: str, *, required: bool = False) -> str | None:
@@ -195,11 +196,11 @@ def encode_error(name: str, value: str, traceback: str = "") -> dict[str, Any]:
 def encode_result(event: Display) -> dict[str, Any]:
     """A display, field by field: bytes in base64; only `extra` may be without a value."""
     made = Result.from_bundle(event.data, main=event.main)
-    fields = {name: _to_json_value(getattr(made, name)) for name in Result.FIELDS.values()}
+    fields = {name: to_json_value(getattr(made, name)) for name in Result.FIELDS.values()}
     if made.text is not None:
         fields["text"] = strip_outer_quotes(made.text)
     known = {name: value for name, value in fields.items() if value is not None}
-    extra = {mime: _to_json_value(value) for mime, value in made.extra.items()}
+    extra = {mime: to_json_value(value) for mime, value in made.extra.items()}
     return {"type": "result", **known, "extra": extra, "is_main_result": event.main}
 
 
@@ -211,10 +212,6 @@ def strip_outer_quotes(text: str) -> str:
 
 def encode_line(fields: Mapping[str, Any]) -> bytes:
     return ascii_json(fields) + b"\n"
-
-
-def _to_json_value(value: Any) -> Any:
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 QUIET_SECONDS = 5.0
@@ -294,7 +291,7 @@ class CodeServer:
         return json_reply(None)
 
     def _open_sandbox(self, request: Request) -> Sandbox:
-        sandbox: Sandbox = request.scope["state"]["resident"].sandbox
+        sandbox = e2b_sandbox_of(request).sandbox
         if sandbox not in self._opened:
             self._opened.add(sandbox)
             for language in LISTED_FROM_THE_START:

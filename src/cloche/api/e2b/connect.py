@@ -20,7 +20,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
-from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS, json_reply
+from cloche.api.dialect import json_reply
+from cloche.api.e2b.registry import e2b_sandbox_of
+from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS
 from cloche.api.http import (
     Dialect,
     DialectEndpoint,
@@ -139,7 +141,7 @@ def server_stream_handler(
         replies = await call(request, asked)
         return StreamResponse(
             _frame_replies(replies, ends_at),
-            until=_sandbox_of_request(request).wait_ended,
+            until=e2b_sandbox_of(request).sandbox.wait_ended,
             media_type=STREAM_TYPE,
             at_once=True,
             quiet_seconds=keepalive_interval_seconds(request),
@@ -155,7 +157,7 @@ def client_stream_handler(kind: type[M], call: Callable[[Request, AsyncIterator[
     async def handle(request: Request) -> Response:
         _check_content_type(request, STREAM_TYPE)
         async with contextlib.aclosing(iterate_client_messages(request, kind)) as coming:
-            reply = await _call_while_running(_sandbox_of_request(request), call(request, coming))
+            reply = await _call_while_running(e2b_sandbox_of(request).sandbox, call(request, coming))
         return Response(encode_frame(reply) + encode_end_frame(), media_type=STREAM_TYPE)
 
     return handle
@@ -176,11 +178,6 @@ async def _call_while_running(sandbox: Sandbox, call: Awaitable[Reply]) -> Reply
         for task in (calling, ending):
             task.cancel()
         await asyncio.gather(calling, ending, return_exceptions=True)
-
-
-def _sandbox_of_request(request: Request) -> Sandbox:
-    sandbox: Sandbox = request.scope["state"]["resident"].sandbox
-    return sandbox
 
 
 # -- what comes

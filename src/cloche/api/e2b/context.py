@@ -2,54 +2,42 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
+from cloche.api.dialect import Conflict, DialectContext, NotSupported
 from cloche.api.e2b.registry import E2bSandbox, E2bSandboxes
-from cloche.api.e2b.replies import E2bConflict, E2bUnsupported, error_reply, is_worth_retrying, strip_client_id
-from cloche.api.http import DialectEndpoint, Handler, read_whole_body, status_of
+from cloche.api.e2b.replies import error_reply, is_worth_retrying, strip_client_id
+from cloche.api.http import status_of
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import MIB
 
-MAX_BODY_BYTES = 4 * MIB
 
+class E2bContext(DialectContext):
+    """The context of the control plane. Its `sandbox` never resumes one."""
 
-class E2bContext:
-    """The services shared by the handlers of the control plane."""
+    max_body_bytes = 4 * MIB
 
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, residents: E2bSandboxes, config: Config):
-        self.engine = engine
+        super().__init__(engine, gatekeeper, config)
         self.residents = residents
         self.domain = config.server.domain
         self.max_seconds = config.lifetime.max_seconds
-        self._gatekeeper = gatekeeper
 
-    def route(self, method: str, path: str, handler: Handler) -> Route:
-        return Route(path, DialectEndpoint(self, handler), methods=[method])
+    def sandbox_id(self, connection: HTTPConnection) -> str:
+        return strip_client_id(connection.path_params["id"])
 
-    def owner(self, request: Request) -> str:
-        """Raises Unauthenticated or Forbidden."""
-        return self._gatekeeper.admit(request).owner
-
-    async def sandbox(self, request: Request) -> Sandbox:
-        """The caller's running sandbox in the path; never resumes one. Raises SandboxPaused, and as `e2b_sandbox`."""
-        return (await self.e2b_sandbox(request)).sandbox
+    async def find_sandbox(self, id: str, owner: str | None) -> Sandbox:
+        return (await self.residents.find(id, owner)).sandbox
 
     async def e2b_sandbox(self, request: Request) -> E2bSandbox:
-        """The sandbox in the path, running or paused. Raises SandboxNotFound, Gone, and as `owner`."""
+        """The sandbox in the path, running or paused. Raises SandboxNotFound, Gone, and as `admit`."""
         owner = self.owner(request)
-        return await self.residents.find(self.id(request), owner)
-
-    def id(self, request: Request) -> str:
-        return strip_client_id(request.path_params["id"])
-
-    async def body(self, request: Request) -> bytes:
-        return await read_whole_body(request, MAX_BODY_BYTES)
+        return await self.residents.find(self.sandbox_id(request), owner)
 
     def check_timeout(self, name: str, seconds: int, least: int = 0) -> None:
         """Raises InvalidRequest that names the field."""
@@ -80,8 +68,8 @@ def _control_status_of(error: errors.ClocheError) -> int:
     match error:
         case errors.Gone():
             return 404  # clients know no 410; the message says when and why
-        case E2bUnsupported():
+        case NotSupported():
             return 501
-        case E2bConflict():
+        case Conflict():
             return 409
     return status_of(error)

@@ -14,10 +14,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
+from cloche.api.dialect import InvalidJson, decode_json, json_reply
 from cloche.api.e2b import connect, filesystem, process
 from cloche.api.e2b import envd_schema as wire
-from cloche.api.e2b.registry import E2bSandbox, E2bSandboxes, sandbox_away_reply
-from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS, error_reply, json_reply
+from cloche.api.e2b.registry import E2bSandboxes, e2b_sandbox_of, sandbox_away_reply
+from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS, error_reply
 from cloche.api.encoding import (
     RangeNotSatisfiable,
     RequestedRange,
@@ -62,7 +63,7 @@ class EnvdFiles:
         encoding = choose_content_encoding(request.headers.get("accept-encoding", ""))
         if encoding is None:
             return error_reply(406, "this can be had as it is (identity) and as gzip, and neither is accepted")
-        sandbox: Sandbox = request.scope["state"]["resident"].sandbox
+        sandbox = e2b_sandbox_of(request).sandbox
         file = await _open_requested_file(sandbox, path, user)
         try:
             return _file_response(file, path, request, encoding, sandbox)
@@ -72,9 +73,7 @@ class EnvdFiles:
 
     async def write(self, request: Request) -> Response:
         user = wire.user_from_query(request)
-        upload = EnvdUpload(
-            request.scope["state"]["resident"].sandbox, user, wire.metadata_from_headers(request.headers)
-        )
+        upload = EnvdUpload(e2b_sandbox_of(request).sandbox, user, wire.metadata_from_headers(request.headers))
         path = request.query_params.get("path")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         async with contextlib.aclosing(self._read_upload_body(request)) as body:
@@ -239,9 +238,9 @@ class ComposeFileBody(msgspec.Struct):
 def decode_compose_request(body: bytes) -> ComposeFileBody:
     """Raises InvalidRequest."""
     try:
-        asked = msgspec.json.decode(body, type=ComposeFileBody)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise errors.InvalidRequest(f"invalid request body: {error}") from None
+        asked = decode_json(body, ComposeFileBody)
+    except InvalidJson as error:
+        raise errors.InvalidRequest(f"invalid request body: {error.detail}") from None
     if not 0 < len(asked.source_paths) <= MAX_SOURCES:
         raise errors.InvalidRequest(f"source_paths must not be empty, nor more than {MAX_SOURCES}")
     if not asked.destination:
@@ -252,7 +251,7 @@ def decode_compose_request(body: bytes) -> ComposeFileBody:
 async def compose_file(request: Request) -> Response:
     asked = decode_compose_request(await read_whole_body(request, 64 * MIB))
     user = wire.parse_user_name(asked.username, wire.default_user_of(request))
-    files = request.scope["state"]["resident"].sandbox.files
+    files = e2b_sandbox_of(request).sandbox.files
     target = wire.resolve_user_path(asked.destination, user)
     sources = [wire.resolve_user_path(path, user) for path in asked.source_paths]
     if target in sources:
@@ -303,10 +302,10 @@ class Envd:
         return Response(status_code=204)
 
     async def envs(self, request: Request) -> Response:
-        return json_reply(_e2b_sandbox_of(request).sandbox.spec.env)
+        return json_reply(e2b_sandbox_of(request).sandbox.spec.env)
 
     async def metrics(self, request: Request) -> Response:
-        sandbox = _e2b_sandbox_of(request).sandbox
+        sandbox = e2b_sandbox_of(request).sandbox
         sample, limits = await sandbox.meter.latest_sample(), sandbox.limits
         return json_reply(
             {
@@ -329,8 +328,3 @@ class ConnectErrors:
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         return connect.render_connect_error(error, request)
-
-
-def _e2b_sandbox_of(request: Request) -> E2bSandbox:
-    resident: E2bSandbox = request.scope["state"]["resident"]
-    return resident

@@ -11,7 +11,8 @@ from typing import Any
 from starlette.requests import Request
 
 from cloche import errors
-from cloche.api.e2b.replies import format_timestamp
+from cloche.api.dialect import format_timestamp
+from cloche.api.e2b.registry import e2b_sandbox_of
 from cloche.engine.sandboxes.create import DEFAULT_USER_NOTE
 from cloche.model import FileInfo, FileKind, User
 
@@ -46,7 +47,7 @@ def user_from_query(request: Request) -> User:
 
 def default_user_of(request: Request) -> User:
     """The user for requests that name none: the template's default if a client built the template."""
-    return "root" if request.scope["state"]["resident"].info.notes.get(DEFAULT_USER_NOTE) == "root" else DEFAULT_USER
+    return "root" if e2b_sandbox_of(request).info.notes.get(DEFAULT_USER_NOTE) == "root" else DEFAULT_USER
 
 
 def file_access_user(_user: User) -> User:

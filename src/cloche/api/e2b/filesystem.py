@@ -21,6 +21,7 @@ from cloche.api.e2b.connect import (
     service_routes,
     unary_handler,
 )
+from cloche.api.e2b.registry import e2b_sandbox_of
 from cloche.api.http import Dialect
 from cloche.engine.sandboxes.files import DirectoryWatch, TooManyWatches
 from cloche.engine.sandboxes.sandbox import Sandbox
@@ -90,13 +91,13 @@ class FilesystemService:
         user = wire.calling_user(request)
         path = wire.resolve_user_path(asked.path, user)
         try:
-            info = await _sandbox_of_call(request).files.stat(path, user=wire.file_access_user(user))
+            info = await e2b_sandbox_of(request).sandbox.files.stat(path, user=wire.file_access_user(user))
         except (errors.FileNotFound, errors.NotADirectory):
             raise errors.FileNotFound(f"path '{path}' does not exist") from None
         return {"entry": wire.encode_entry_info(info)}
 
     async def make_dir(self, request: Request, asked: EnvdPathRequest) -> Reply:
-        user, files = wire.calling_user(request), _sandbox_of_call(request).files
+        user, files = wire.calling_user(request), e2b_sandbox_of(request).sandbox.files
         path = wire.resolve_user_path(asked.path, user)
         try:
             made = await files.make_dir(path, user=wire.file_access_user(user), owner=user)
@@ -112,7 +113,7 @@ class FilesystemService:
             wire.resolve_user_path(asked.source, user),
             wire.resolve_user_path(asked.destination, user),
         )
-        info = await _sandbox_of_call(request).files.move(
+        info = await e2b_sandbox_of(request).sandbox.files.move(
             source, destination, user=wire.file_access_user(user), owner=user
         )
         return {"entry": wire.encode_entry_info(info)}
@@ -122,7 +123,7 @@ class FilesystemService:
         if asked.depth < 0:
             raise errors.InvalidRequest("depth should be at least 1")
         depth = min(asked.depth or 1, MAX_DEPTH)
-        listed = await _sandbox_of_call(request).files.list(
+        listed = await e2b_sandbox_of(request).sandbox.files.list(
             wire.resolve_user_path(asked.path, user), depth=depth, user=wire.file_access_user(user)
         )
         return {"entries": [wire.encode_entry_info(info) for info in listed]}
@@ -131,7 +132,7 @@ class FilesystemService:
         """Removes a path. A missing path is not an error."""
         user = wire.calling_user(request)
         try:
-            await _sandbox_of_call(request).files.remove(
+            await e2b_sandbox_of(request).sandbox.files.remove(
                 wire.resolve_user_path(asked.path, user), user=wire.file_access_user(user)
             )
         except errors.FileNotFound:
@@ -141,10 +142,12 @@ class FilesystemService:
     # -- watching
 
     async def watch_dir(self, request: Request, asked: EnvdWatchRequest) -> AsyncGenerator[Reply, None]:
-        return _stream_watch_replies(DirectoryWatcher(_sandbox_of_call(request), wire.calling_user(request), asked))
+        return _stream_watch_replies(
+            DirectoryWatcher(e2b_sandbox_of(request).sandbox, wire.calling_user(request), asked)
+        )
 
     async def create_watcher(self, request: Request, asked: EnvdWatchRequest) -> Reply:
-        sandbox = _sandbox_of_call(request)
+        sandbox = e2b_sandbox_of(request).sandbox
         watcher = DirectoryWatcher(sandbox, wire.calling_user(request), asked)
         await watcher.start()
         sandbox.check_running()  # else nobody would forget it
@@ -163,12 +166,12 @@ class FilesystemService:
 
     async def remove_watcher(self, request: Request, asked: EnvdWatcherRequest) -> Reply:
         self._find_watcher(request, asked).watch.close()
-        del self._watchers_of_sandbox(_sandbox_of_call(request))[asked.watcher_id]
+        del self._watchers_of_sandbox(e2b_sandbox_of(request).sandbox)[asked.watcher_id]
         return {}
 
     def _find_watcher(self, request: Request, asked: EnvdWatcherRequest) -> DirectoryWatcher:
         """Raises NotFound also for a watcher of another sandbox."""
-        watcher = self._watchers.get(_sandbox_of_call(request), {}).get(asked.watcher_id)
+        watcher = self._watchers.get(e2b_sandbox_of(request).sandbox, {}).get(asked.watcher_id)
         if watcher is None:
             raise errors.NotFound(f"watcher with id {asked.watcher_id!r} not found")
         return watcher
@@ -225,11 +228,6 @@ async def _stream_watch_replies(watcher: DirectoryWatcher) -> AsyncGenerator[Rep
             if changes.missed:
                 raise _missed_changes_error()
             yield {"filesystem": await watcher.event(await anext(changes))}
-
-
-def _sandbox_of_call(request: Request) -> Sandbox:
-    sandbox: Sandbox = request.scope["state"]["resident"].sandbox
-    return sandbox
 
 
 def _missed_changes_error() -> ConnectRpcError:

@@ -6,9 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from cloche.api.dialect import decode_json_body
 from cloche.api.e2b.context import E2bContext
 from cloche.api.e2b.network_schema import E2bEgressRequest, E2bNetworkBody, decode_egress_request, policy_from_request
-from cloche.api.e2b.sandboxes_schema import decode_json_body
 from cloche.engine.sandboxes.networks import Networks
 from cloche.model import Template
 from cloche.network_policy import NetworkPolicy

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from cloche import errors
-from cloche.api.e2b.replies import E2bUnsupported
+from cloche.api.dialect import NotSupported
 from cloche.model import Struct
 from cloche.network_policy import (
     MAX_RULES,
@@ -74,11 +74,11 @@ class E2bEgressRequest(Struct):
 
 
 def decode_egress_request(asked: E2bNetworkBody | None, internet: bool | None = None) -> E2bEgressRequest:
-    """The requested egress. Raises InvalidRequest as E2B does, and E2bUnsupported."""
+    """The requested egress. Raises InvalidRequest as E2B does, and NotSupported."""
     network = asked or E2bNetworkBody()
     for name, why in _UNSUPPORTED_FIELDS.items():
         if getattr(network, name):
-            raise E2bUnsupported(f"network.{name} is not possible on this server: {why}; leave it out")
+            raise NotSupported(f"network.{name} is not possible on this server: {why}; leave it out")
     allow, deny = network.allowOut or [], network.denyOut or []
     _check_list_sizes(network)
     _check_list_entries(allow, deny)
@@ -215,7 +215,7 @@ def _secrets_from_rules(rules: Mapping[str, list[E2bNetworkRule]]) -> Iterator[S
 
 def _secret_from_header(domain: str, name: str, value: str) -> Secret:
     if _PLACEHOLDER in value:
-        raise E2bUnsupported(
+        raise NotSupported(
             f"the value for header {name!r} in the rule for domain {domain!r} names something that E2B keeps: this "
             "server keeps no secrets and issues no identities; send the value itself"
         )

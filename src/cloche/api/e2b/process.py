@@ -24,6 +24,7 @@ from cloche.api.e2b.connect import (
     unary_handler,
 )
 from cloche.api.e2b.envd_schema import calling_user, resolve_user_path
+from cloche.api.e2b.registry import e2b_sandbox_of
 from cloche.api.http import Dialect
 from cloche.engine.commands.jobs import CommandJob, EndedJob, OutputChunk
 from cloche.engine.sandboxes.sandbox import Sandbox
@@ -215,12 +216,12 @@ def process_routes(dialect: Dialect) -> list[BaseRoute]:
 
 
 async def list_processes(request: Request, _: EnvdListRequest) -> Reply:
-    return {"processes": [encode_listed_process(job) for job in _sandbox_for_call(request).commands.jobs.list()]}
+    return {"processes": [encode_listed_process(job) for job in e2b_sandbox_of(request).sandbox.commands.jobs.list()]}
 
 
 async def start_process(request: Request, asked: EnvdStartRequest) -> AsyncGenerator[Reply, None]:
     """Starts a program. The client's timeout is the program's: then the program is killed."""
-    sandbox, user = _sandbox_for_call(request), calling_user(request)
+    sandbox, user = e2b_sandbox_of(request).sandbox, calling_user(request)
     if not asked.process.cmd:
         raise errors.InvalidRequest("there is no program to start: give `process.cmd`")
     cwd = resolve_user_path(asked.process.cwd, user) if asked.process.cwd else sandbox.spec.cwd
@@ -243,8 +244,10 @@ async def start_process(request: Request, asked: EnvdStartRequest) -> AsyncGener
 
 
 async def connect_process(request: Request, asked: EnvdProcessRequest) -> AsyncGenerator[Reply, None]:
-    jobs, selected = _sandbox_for_call(request).commands.jobs, _check_selector(asked.process)
-    return _stream_process_events(_sandbox_for_call(request), jobs.recall(selected.pid, selected.tag), starter=False)
+    jobs, selected = e2b_sandbox_of(request).sandbox.commands.jobs, _check_selector(asked.process)
+    return _stream_process_events(
+        e2b_sandbox_of(request).sandbox, jobs.recall(selected.pid, selected.tag), starter=False
+    )
 
 
 async def update_process(request: Request, asked: EnvdUpdateRequest) -> Reply:
@@ -291,13 +294,8 @@ async def close_stdin(request: Request, asked: EnvdProcessRequest) -> Reply:
     return {}
 
 
-def _sandbox_for_call(request: Request) -> Sandbox:
-    sandbox: Sandbox = request.scope["state"]["resident"].sandbox
-    return sandbox
-
-
 def _find_selected_job(request: Request, selected: ProcessSelector) -> CommandJob:
-    return _sandbox_for_call(request).commands.jobs.find(_check_selector(selected).pid, selected.tag)
+    return e2b_sandbox_of(request).sandbox.commands.jobs.find(_check_selector(selected).pid, selected.tag)
 
 
 def _check_selector(selected: ProcessSelector) -> ProcessSelector:

@@ -18,8 +18,8 @@ from starlette.responses import Response
 from cloche import errors
 from cloche.api.auth import derive_sandbox_token
 from cloche.api.auth import secrets_match as secrets_match
+from cloche.api.dialect import json_reply
 from cloche.api.e2b.network_schema import PORT_VARIABLE
-from cloche.api.e2b.replies import json_reply
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxInfo
@@ -249,7 +249,13 @@ class E2bSandboxes:
             del self._running[id]
 
 
+def e2b_sandbox_of(request: Request) -> E2bSandbox:
+    """The sandbox whose port the request is for. The dialect put it there before the port's own handlers run."""
+    found: E2bSandbox = request.scope["state"]["resident"]
+    return found
+
+
 def sandbox_away_reply(error: errors.ClocheError, request: Request) -> Response:
     """The response for a sandbox that has ended or was paused meanwhile. Clients search for "was not found"."""
-    id = request.scope["state"]["resident"].id
+    id = e2b_sandbox_of(request).id
     return json_reply({"sandboxId": id, "message": f"The sandbox was not found: {error}", "code": 502}, 502)

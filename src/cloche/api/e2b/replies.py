@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
 
 from cloche import errors
+from cloche.api.dialect import json_reply
 from cloche.model import Struct
-
-_FIRST_SECONDS, _LAST_SECONDS = -62135596800, 253402300799  # the years 1 to 9999, which is what RFC 3339 can write
 
 SANDBOX_AWAY_ERRORS = (
     errors.Gone,
     errors.SandboxPaused,
 )  # of a sandbox that could be used before: to clients it is gone either way
 NO_DEADLINE = "9999-12-31T23:59:59Z"  # the end of a sandbox that has no deadline
-
-
-class E2bUnsupported(errors.ClocheError):
-    """A feature of E2B that this server does not support."""
-
-    code = "not_offered"
-
-
-class E2bConflict(errors.ClocheError):
-    """The current state does not allow the operation."""
-
-    code = "conflict"
-
-
-def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), status, headers, "application/json")
 
 
 def error_reply(status: int, message: str) -> Response:
@@ -54,21 +34,6 @@ def is_worth_retrying(status: int, error: errors.ClocheError) -> bool:
     if status != 429 and status < 500:
         return True  # they do not anyway
     return error.retry_after_seconds is not None or isinstance(error, errors.ShuttingDown)
-
-
-def format_timestamp(seconds: float | None) -> str:
-    """RFC 3339, to the microsecond. Times that it cannot express, which a file may have, are clamped."""
-    if seconds is None:
-        return NO_DEADLINE
-    seconds = min(max(_FIRST_SECONDS, seconds), _LAST_SECONDS)
-    return (
-        datetime.fromtimestamp(to_microseconds(seconds) / 1_000_000, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
-    )
-
-
-def to_microseconds(seconds: float) -> int:
-    """The time in the resolution that clients see: values they send back must compare equal."""
-    return round(seconds * 1_000_000)
 
 
 # The sandbox and port of a request: by its Host name, by two headers, or by a signature.

@@ -14,26 +14,17 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from cloche import errors
-from cloche.api.auth import Gatekeeper
-from cloche.api.e2b import network, snapshots, templates, unsupported, volumes
+from cloche.api.dialect import Conflict, NotSupported, decode_json_body, format_timestamp, json_reply, to_microseconds
+from cloche.api.e2b import network
 from cloche.api.e2b.context import E2bContext
 from cloche.api.e2b.registry import (
     E2bSandbox,
-    E2bSandboxes,
     encode_sandbox_notes,
     template_alias_of,
     template_id_of,
     template_name_of,
 )
-from cloche.api.e2b.replies import (
-    E2bConflict,
-    E2bUnsupported,
-    error_body,
-    format_timestamp,
-    json_reply,
-    strip_client_id,
-    to_microseconds,
-)
+from cloche.api.e2b.replies import error_body, strip_client_id
 from cloche.api.e2b.sandboxes_schema import (
     MAX_REFRESH_SECONDS,
     ConnectSandboxBody,
@@ -46,7 +37,6 @@ from cloche.api.e2b.sandboxes_schema import (
     ResumeSandboxBody,
     SetTimeoutBody,
     decode_create_request,
-    decode_json_body,
     decode_metadata_filter,
     decode_sandbox_query,
     encode_created_sandbox,
@@ -59,8 +49,6 @@ from cloche.api.e2b.sandboxes_schema import (
     parse_whole_number,
 )
 from cloche.api.http import create_unless_disconnected, status_of
-from cloche.config import Config
-from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxInfo, SandboxSpec, Template, new_id
 
@@ -128,17 +116,17 @@ class ControlPauses:
         """Pauses with memory, unless the client declines it. A paused sandbox is a conflict."""
         owner = self._api.owner(request)
         asked = decode_json_body(await self._api.body(request), PauseSandboxBody)
-        await self._api.engine.pause(self._api.id(request), owner, memory=asked.memory is not False)
+        await self._api.engine.pause(self._api.sandbox_id(request), owner, memory=asked.memory is not False)
         return Response(status_code=204)
 
     async def connect(self, request: Request, *, default_seconds: int | None) -> Response:
         """Extends a running sandbox to at least that many seconds from now, never less; resumes a paused one."""
-        owner, id = self._api.owner(request), self._api.id(request)
+        owner, id = self._api.owner(request), self._api.sandbox_id(request)
         asked = decode_json_body(await self._api.body(request), ConnectSandboxBody)
         seconds = self._api.seconds(asked.timeout, default_seconds)
         known = await self._api.engine.describe(id, owner)
         if known.state == "paused" and known.pause_memory and asked.memory is False:
-            raise E2bUnsupported("memory: this sandbox was paused with its memory and goes on with it; leave it out")
+            raise NotSupported("memory: this sandbox was paused with its memory and goes on with it; leave it out")
         sandbox = await self._api.engine.resume(id, owner, seconds=max(seconds, 1))
         if seconds > 0:
             sandbox.extend(seconds)
@@ -146,21 +134,19 @@ class ControlPauses:
 
     async def resume(self, request: Request) -> Response:
         """The predecessor of `connect`, for old clients. A running sandbox is a conflict."""
-        owner, id = self._api.owner(request), self._api.id(request)
+        owner, id = self._api.owner(request), self._api.sandbox_id(request)
         asked = decode_json_body(await self._api.body(request), ResumeSandboxBody)
         seconds = self._api.seconds(asked.timeout, RESUME_SECONDS)
         known = await self._api.engine.describe(id, owner)
         if known.state == "running":
-            raise E2bConflict(f"sandbox {id} is already running")
+            raise Conflict(f"sandbox {id} is already running")
         if asked.autoPause and known.on_deadline != "pause":
-            raise E2bUnsupported(
-                "autoPause: it is settled when a sandbox is made; leave it out, or set a longer timeout"
-            )
+            raise NotSupported("autoPause: it is settled when a sandbox is made; leave it out, or set a longer timeout")
         return self._connected_response(await self._api.engine.resume(id, owner, seconds=max(seconds, 1)), 201)
 
     async def fork(self, request: Request) -> Response:
         """Creates sandboxes with the files and the environment of this one, which continues to run."""
-        owner, id = self._api.owner(request), self._api.id(request)
+        owner, id = self._api.owner(request), self._api.sandbox_id(request)
         asked = decode_json_body(await self._api.body(request), ForkSandboxBody)
         seconds = self._api.seconds(asked.timeout, FORK_SECONDS)
         count = 1 if asked.count is None else asked.count
@@ -246,7 +232,7 @@ class ControlReports:
     async def _log_entries_of(self, request: Request) -> list[Json]:
         """The log entries, also of a sandbox that has ended."""
         owner = self._api.owner(request)
-        return encode_log_entries(await self._api.engine.describe(self._api.id(request), owner))
+        return encode_log_entries(await self._api.engine.describe(self._api.sandbox_id(request), owner))
 
     async def _find_running_sandbox(self, id: str, owner: str) -> Sandbox | None:
         """The sandbox if it runs. None also for a paused one: metrics never resume a sandbox."""
@@ -304,7 +290,7 @@ class IdempotentCreations:
     ) -> E2bSandbox:
         """Returns the result of `make`, or its earlier result for that key.
 
-        Waits for a creation in progress, also if it fails. Raises E2bConflict if the key was used for another
+        Waits for a creation in progress, also if it fails. Raises Conflict if the key was used for another
         request, and everything that `make` raises.
         """
         _check_idempotency_key(key)
@@ -314,7 +300,7 @@ class IdempotentCreations:
         if made is None:
             made = self._made[owner, key] = _KeyedCreation(digest, asyncio.ensure_future(_await_creation(make)))
         elif made.digest != digest:
-            raise E2bConflict("Idempotency-Key: it was used for another request; choose a new key for each sandbox")
+            raise Conflict("Idempotency-Key: it was used for another request; choose a new key for each sandbox")
         return await asyncio.shield(made.creation)  # the client that leaves does not take it from the others
 
     async def end(self, owner: str) -> None:
@@ -338,25 +324,7 @@ def _check_idempotency_key(key: str) -> None:
         raise errors.InvalidRequest(f"Idempotency-Key: it must have 1 to {MAX_IDEMPOTENCY_KEY} characters of ASCII")
 
 
-def control_plane_routes(
-    engine: Engine, gatekeeper: Gatekeeper, residents: E2bSandboxes, config: Config, secret: bytes
-) -> list[BaseRoute]:
-    api = E2bContext(engine, gatekeeper, residents, config)
-    return [
-        *report_routes(api),  # first, as `/sandboxes/metrics` could be an id as well
-        *_sandbox_routes(api),
-        *timeout_routes(api),
-        *pause_routes(api),
-        *snapshots.snapshot_routes(api),
-        *network.network_routes(api),
-        *volumes.volume_routes(api, secret),
-        *templates.build_routes(api, config, secret),  # before the templates, whose names may be paths
-        *templates.template_routes(api, config),
-        *unsupported.unsupported_routes(api),
-    ]
-
-
-def _sandbox_routes(api: E2bContext) -> list[BaseRoute]:
+def sandbox_routes(api: E2bContext) -> list[BaseRoute]:
     plane = ControlSandboxes(api)
     return [
         api.route("POST", "/v2/sandboxes", partial(plane.create, version=2)),
@@ -388,7 +356,7 @@ class ControlSandboxes:
         return json_reply(encode_sandbox_detail(await self._api.e2b_sandbox(request), self._api.domain))
 
     async def kill(self, request: Request) -> Response:
-        await self._api.engine.kill(self._api.id(request), self._api.owner(request))
+        await self._api.engine.kill(self._api.sandbox_id(request), self._api.owner(request))
         return Response(status_code=204)
 
     async def list_page(self, request: Request) -> Response:

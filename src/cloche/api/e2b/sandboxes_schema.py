@@ -1,6 +1,6 @@
 """Requests of the control plane, decoded from bodies and query strings. Pure.
 
-Raises InvalidRequest and E2bUnsupported. Unknown fields are ignored, as E2B does. A feature that this server
+Raises InvalidRequest and NotSupported. Unknown fields are ignored, as E2B does. A feature that this server
 lacks is refused where it is requested, but a value that requests the existing behaviour is accepted: no
 client's default request is refused.
 """
@@ -19,6 +19,7 @@ from urllib.parse import unquote_plus
 import msgspec
 
 from cloche import errors
+from cloche.api.dialect import NotSupported, decode_json_body, format_timestamp, to_microseconds
 from cloche.api.e2b.network_schema import (
     E2bEgressRequest,
     E2bNetworkBody,
@@ -28,7 +29,7 @@ from cloche.api.e2b.network_schema import (
     encode_policy,
 )
 from cloche.api.e2b.registry import E2bSandbox, template_alias_of, template_id_of
-from cloche.api.e2b.replies import E2bUnsupported, format_timestamp, to_microseconds
+from cloche.api.e2b.replies import NO_DEADLINE
 from cloche.engine.operations.metrics import Sample
 from cloche.model import MIB, Limits, OnDeadline, SandboxInfo, Struct, Template
 
@@ -126,18 +127,6 @@ class E2bCreateRequest(Struct):
     volumes: dict[str, str]
 
 
-def decode_json_body(body: bytes, type: type[T]) -> T:
-    """A body that must be a JSON object. An empty one is an empty object."""
-    try:
-        return msgspec.json.decode(body.strip() or b"{}", type=type)
-    except msgspec.ValidationError as error:
-        raise errors.InvalidRequest(f"the request's body is not right: {_locate_validation_error(error)}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise errors.InvalidRequest(f"the request's body is not JSON: {error}") from None
-    except RecursionError:  # in fields that nobody knows, too
-        raise errors.InvalidRequest("the request's body is nested too deeply") from None
-
-
 def decode_create_request(body: bytes, *, version: int) -> E2bCreateRequest:
     """The sandbox that the body of `POST /sandboxes` (1) or `POST /v2/sandboxes` (2) asks for."""
     asked = decode_json_body(body, E2bCreateBody)
@@ -184,14 +173,7 @@ def _wants_auto_resume(asked: E2bCreateBody) -> bool:
 
 def _check_no_iam(asked: E2bCreateBody) -> None:
     if asked.iam is not None and asked.iam.tokens:
-        raise E2bUnsupported("iam: this server issues no workload identities; leave it out")
-
-
-def _locate_validation_error(error: msgspec.ValidationError) -> str:
-    """Puts the place first in msgspec's message: "Expected `str`, got `int` - at `$.metadata[...]`"."""
-    what, _, where = str(error).partition(" - at `$")
-    place = where.rstrip("`").lstrip(".")
-    return f"{place}: {what}" if place else what
+        raise NotSupported("iam: this server issues no workload identities; leave it out")
 
 
 def _value_or_default(given: int | None, default: int) -> int:
@@ -324,11 +306,16 @@ def encode_listed_sandbox(info: SandboxInfo) -> Json:
         **_encode_sandbox_identity(info),
         **encode_size_limits(info.limits),
         "startedAt": format_timestamp(info.created_at),
-        "endAt": format_timestamp(info.deadline_at if info.paused_at is None else info.paused_at),
+        "endAt": _format_end(info),
         "state": info.state,
         "metadata": info.metadata,
         "volumeMounts": [{"name": name, "path": path} for path, name in info.volumes.items()],
     }
+
+
+def _format_end(info: SandboxInfo) -> str:
+    end = info.deadline_at if info.paused_at is None else info.paused_at
+    return NO_DEADLINE if end is None else format_timestamp(end)
 
 
 def _encode_sandbox_identity(info: SandboxInfo) -> Json:

@@ -11,20 +11,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
+from cloche.api.dialect import NotSupported, decode_json_body, json_reply, to_microseconds
 from cloche.api.e2b.context import E2bContext
-from cloche.api.e2b.replies import E2bUnsupported, json_reply, strip_client_id, to_microseconds
+from cloche.api.e2b.replies import strip_client_id
 from cloche.api.e2b.sandboxes_schema import (
     MAX_PAGE_SIZE,
     Json,
     Position,
-    decode_json_body,
     decode_page_token,
     encode_page_token,
     parse_whole_number,
 )
 from cloche.model import Snapshot, Struct
 
-# Snapshots on the wire: requests and responses. Pure; raises InvalidRequest and E2bUnsupported.
+# Snapshots on the wire: requests and responses. Pure; raises InvalidRequest and NotSupported.
 
 DEFAULT_TAG = ":default"
 
@@ -49,7 +49,7 @@ def decode_snapshot_name(body: bytes) -> str | None:
     """The requested name of a new snapshot."""
     asked = decode_json_body(body, E2bSnapshotBody)
     if asked.memory:
-        raise E2bUnsupported(
+        raise NotSupported(
             "memory: a snapshot keeps files and environment here, not memory; leave it out, or pause the sandbox, "
             "which keeps its memory"
         )
@@ -107,7 +107,7 @@ class ControlSnapshots:
         owner = self._api.owner(request)
         name = decode_snapshot_name(await self._api.body(request))
         return json_reply(
-            encode_snapshot(await self._api.engine.snapshot(self._api.id(request), owner, name=name)), 201
+            encode_snapshot(await self._api.engine.snapshot(self._api.sandbox_id(request), owner, name=name)), 201
         )
 
     async def list_page(self, request: Request) -> Response:

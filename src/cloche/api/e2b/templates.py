@@ -13,12 +13,13 @@ from starlette.routing import BaseRoute
 
 from cloche import errors
 from cloche.api.auth import derive_sandbox_token, secrets_match
+from cloche.api.dialect import NotSupported, json_reply
 from cloche.api.e2b import templates_schema
 from cloche.api.e2b import templates_schema as wire
 from cloche.api.e2b.context import E2bContext
 from cloche.api.e2b.network import policy_for_new_sandbox
 from cloche.api.e2b.network_schema import E2bEgressRequest
-from cloche.api.e2b.replies import E2B_PREFIX, E2bUnsupported, json_reply
+from cloche.api.e2b.replies import E2B_PREFIX
 from cloche.api.e2b.sandboxes_schema import encode_host_template, encode_host_template_detail, parse_whole_number
 from cloche.api.http import read_body_chunks
 from cloche.config import Config
@@ -84,9 +85,7 @@ class ControlTemplates:
         if (built := await self._find_built_template(request)) is not None:
             return json_reply([templates_schema.encode_tag(each) for each in await self._api.engine.builds.tags(built)])
         template = await self._find_host_template(request)
-        raise E2bUnsupported(
-            f"{template.name} is a template of the host and has no tags: {template.ref} is one for good"
-        )
+        raise NotSupported(f"{template.name} is a template of the host and has no tags: {template.ref} is one for good")
 
     async def delete(self, request: Request) -> Response:
         """Deletes a template or a snapshot: clients use the same route for both."""
@@ -98,7 +97,7 @@ class ControlTemplates:
             await self._api.engine.snapshots.remove(name, owner)
             return Response(status_code=204)
         template = await self._find_host_template(request)
-        raise E2bUnsupported(f"delete templates with `cloche template rm {template.ref}` on the server's machine")
+        raise NotSupported(f"delete templates with `cloche template rm {template.ref}` on the server's machine")
 
     async def _find_built_template(self, request: Request) -> BuiltTemplate | None:
         """The caller's own template that the path names, if any."""

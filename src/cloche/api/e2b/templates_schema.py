@@ -1,4 +1,4 @@
-"""Template builds on the wire: requests and responses. Pure; raises InvalidRequest and E2bUnsupported."""
+"""Template builds on the wire: requests and responses. Pure; raises InvalidRequest and NotSupported."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche import errors
-from cloche.api.e2b.replies import E2bUnsupported, format_timestamp
-from cloche.api.e2b.sandboxes_schema import ENVD_VERSION, Json, decode_json_body, encode_size_limits, parse_whole_number
+from cloche.api.dialect import NotSupported, decode_json_body, format_timestamp
+from cloche.api.e2b.sandboxes_schema import ENVD_VERSION, Json, encode_size_limits, parse_whole_number
 from cloche.engine.builds.build import MAX_PATH_BYTES, BuildPlan, BuildStep, StepKind
 from cloche.model import MAX_STRING_BYTES, MIB, Limits, Struct
 from cloche.store.builds import BuildLogEntry, BuiltTemplate, TemplateBuild, TemplateTag
@@ -141,7 +141,7 @@ def decode_build_plan(body: bytes) -> BuildPlan:
     """The build plan that the body requests."""
     asked = decode_json_body(body, StartBuildBody)
     if asked.fromImageRegistry:
-        raise E2bUnsupported("fromImageRegistry: this server takes no images from registries; build from a template")
+        raise NotSupported("fromImageRegistry: this server takes no images from registries; build from a template")
     if bool(asked.fromImage) == bool(asked.fromTemplate):
         raise errors.InvalidRequest("fromImage, fromTemplate: give one of them")
     _check_name_length("fromImage, fromTemplate", asked.fromImage or asked.fromTemplate or "")

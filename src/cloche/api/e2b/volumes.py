@@ -15,10 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.auth import derive_sandbox_token, secrets_match
+from cloche.api.dialect import decode_json_body, format_timestamp, json_reply
 from cloche.api.e2b.context import E2bContext
 from cloche.api.e2b.envd import BYTES_TYPE, buffer_small_content
-from cloche.api.e2b.replies import format_timestamp, is_worth_retrying, json_reply
-from cloche.api.e2b.sandboxes_schema import decode_json_body, parse_whole_number
+from cloche.api.e2b.replies import is_worth_retrying
+from cloche.api.e2b.sandboxes_schema import parse_whole_number
 from cloche.api.http import DialectEndpoint, Handler, StreamResponse, read_body_chunks, status_of
 from cloche.engine.sandboxes.files import SandboxFiles
 from cloche.engine.sandboxes.volumes import VOLUME_PATH

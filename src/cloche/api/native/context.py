@@ -41,7 +41,7 @@ class NativeContext:
 
     def admit(self, connection: HTTPConnection) -> Principal:
         """Raises Unauthenticated or Forbidden."""
-        return self._gatekeeper.admit(connection)  # type: ignore[arg-type]  # it looks at scope and headers only
+        return self._gatekeeper.admit(connection)
 
     def owner(self, connection: HTTPConnection) -> str | None:
         """The owner of the visible sandboxes; None for the operator, which sees all. Raises as `admit` does."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -14,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from cloche import errors
 from cloche.api.auth import secrets_match
-from cloche.api.encoding import ascii_json
+from cloche.api.encoding import ascii_json, to_json_value
 from cloche.api.http import DialectEndpoint, Handler, StreamResponse, read_whole_body, status_of
 from cloche.api.opensandbox.lifecycle_schema import EXECD_PORT, EXECD_TOKEN_HEADER
 from cloche.api.opensandbox.registry import SandboxState, SandboxStates, stored_request_of
@@ -154,11 +153,7 @@ def error_fields(name: str, value: str, traceback: str = "") -> dict[str, Any]:
 
 def encode_display_results(event: Display) -> dict[str, Any]:
     """The display by MIME type, except plain text; bytes in base64."""
-    return {"text" if mime == "text/plain" else mime: _to_json_value(value) for mime, value in event.data.items()}
-
-
-def _to_json_value(value: Any) -> Any:
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+    return {"text" if mime == "text/plain" else mime: to_json_value(value) for mime, value in event.data.items()}
 
 
 SSE_PING_SECONDS = 3.0

@@ -1,0 +1,284 @@
+"""The kit that every dialect is built from.
+
+A dialect is one API over the engine, in its vendor's words: E2B, OpenSandbox, OpenAI, LibreChat, and Cloche's own.
+Each has a subclass of `DialectContext`, which renders errors in the vendor's format; its handlers call the context
+for the owner, the sandbox and the body of a request. The rest of the kit: `json_reply`, `decode_json` with located
+errors, `NotSupported` for routes that only the vendor has, event streams, and the router with the dialect's own 404.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Literal, TypeVar, overload
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from cloche import errors
+from cloche.api.auth import Gatekeeper
+from cloche.api.http import MAX_JSON_BYTES, DialectEndpoint, Handler, StreamResponse, read_whole_body
+from cloche.api.router import PathIndexRouter
+from cloche.config import Config
+from cloche.engine.engine import Engine
+from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.event_json import encode_json
+from cloche.model import Principal
+
+T = TypeVar("T")
+
+JSON_TYPE = "application/json"
+
+
+# The context: what all handlers of a dialect share.
+
+
+class DialectContext(ABC):
+    """The engine, and the owner, sandbox and body of a request."""
+
+    max_body_bytes: ClassVar[int] = MAX_JSON_BYTES
+
+    def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config):
+        self.engine = engine
+        self.config = config
+        self._gatekeeper = gatekeeper
+
+    @abstractmethod
+    def render_error(self, error: errors.ClocheError, request: Request) -> Response:
+        """The error in the dialect's format."""
+
+    def route(self, method: str | Sequence[str], path: str, handler: Handler) -> Route:
+        """A route for these methods. The handler's errors are rendered in the dialect's format."""
+        methods = [method] if isinstance(method, str) else list(method)
+        return Route(path, DialectEndpoint(self, handler), methods=methods)
+
+    def admit(self, connection: HTTPConnection) -> Principal:
+        """The principal of the request. Raises Unauthenticated or Forbidden."""
+        return self._gatekeeper.admit(connection)
+
+    def owner(self, connection: HTTPConnection) -> str:
+        """The owner whom the request acts for. Raises as `admit` does."""
+        return self.admit(connection).owner
+
+    def visible_owner(self, connection: HTTPConnection) -> str | None:
+        """The owner whose sandboxes the request may see; None for those of all owners. Raises as `admit` does."""
+        return self.owner(connection)
+
+    def sandbox_id(self, connection: HTTPConnection) -> str:
+        """The id of the sandbox in the path."""
+        return str(connection.path_params["id"])
+
+    async def sandbox(self, connection: HTTPConnection) -> Sandbox:
+        """The sandbox in the path, running. One that was created with automatic resume is resumed.
+
+        Raises SandboxNotFound (also for one that the request may not see), Gone, SandboxPaused, and as `admit`.
+        """
+        return await self.find_sandbox(self.sandbox_id(connection), self.visible_owner(connection))
+
+    async def find_sandbox(self, id: str, owner: str | None) -> Sandbox:
+        """As `sandbox`. `owner` is None for callers that hold a secret of that very sandbox, and for operators."""
+        sandbox = await (self.engine.find(id) if owner is None else self.engine.get(id, owner))
+        sandbox.check_running()
+        return sandbox
+
+    async def body(self, request: Request) -> bytes:
+        """The whole body. Raises TooLarge."""
+        return await read_whole_body(request, self.max_body_bytes)
+
+    def unsupported(self, why: str) -> Handler:
+        """The handler of a route that the vendor's API has and this server has not.
+
+        The key is checked first, and the sandbox: that one is missing is the more useful answer.
+        """
+
+        async def refuse(request: Request) -> Response:
+            if "id" in request.path_params:
+                await self.sandbox(request)
+            else:
+                self.admit(request)
+            raise NotSupported(why)
+
+        return refuse
+
+
+class NotSupported(errors.ClocheError):
+    """A feature of the vendor's API that this server does not have."""
+
+    code = "not_offered"
+
+
+class UnsupportedField(errors.InvalidRequest):
+    """A valid request with a field for a feature that this server does not have."""
+
+    code = "not_offered"
+
+
+class Conflict(errors.ClocheError):
+    """The current state does not allow the operation."""
+
+    code = "conflict"
+
+
+# Replies.
+
+
+def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON response. Lone surrogates, which programs can print, are sent as escapes."""
+    return Response(encode_json(body), status, headers, JSON_TYPE)
+
+
+_FIRST_SECONDS, _LAST_SECONDS = -62135596800, 253402300799  # the years 1 to 9999, which is what RFC 3339 can write
+
+
+def format_timestamp(seconds: float, timespec: Literal["microseconds", "milliseconds"] = "microseconds") -> str:
+    """RFC 3339 in UTC. Times that it cannot express, which a file may have, are clamped."""
+    seconds = to_microseconds(min(max(_FIRST_SECONDS, seconds), _LAST_SECONDS)) / 1_000_000
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec=timespec)[:-6] + "Z"
+
+
+def to_microseconds(seconds: float) -> int:
+    """The time in the resolution that clients see: values they send back must compare equal."""
+    return round(seconds * 1_000_000)
+
+
+# JSON bodies. Errors say where and what; each dialect may put that into its own words.
+
+JsonFlaw = Literal["empty", "syntax", "depth", "type"]
+
+
+class InvalidJson(errors.InvalidRequest):
+    """A body that is not JSON, or not of the expected type.
+
+    `path` is the place of the wrong value, such as `metadata.name` (empty: the whole body), `problem` what is wrong
+    with it, `position` the offset of a syntax error, and `detail` the decoder's whole message.
+    """
+
+    def __init__(self, flaw: JsonFlaw, problem: str, *, path: str = "", detail: str = "", position: int | None = None):
+        super().__init__(_describe_flaw(flaw, problem, path))
+        self.flaw = flaw
+        self.problem = problem
+        self.path = path
+        self.detail = detail or problem
+        self.position = position
+
+
+def _describe_flaw(flaw: JsonFlaw, problem: str, path: str) -> str:
+    match flaw:
+        case "type":
+            return (
+                f"the request's body is not right: {path}: {problem}"
+                if path
+                else (f"the request's body is not right: {problem}")
+            )
+        case "depth":
+            return "the request's body is nested too deeply"
+    return f"the request's body is not JSON: {problem}"
+
+
+@overload
+def decode_json(body: bytes) -> Any: ...
+@overload
+def decode_json(body: bytes, kind: type[T]) -> T: ...
+def decode_json(body: bytes, kind: Any = Any) -> Any:
+    """Decodes a body. Raises InvalidJson."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise invalid_type(error) from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise InvalidJson("syntax", str(error)) from None
+    except RecursionError as error:  # in unknown fields, too
+        raise InvalidJson("depth", str(error)) from None
+
+
+def decode_json_body(body: bytes, kind: type[T]) -> T:
+    """As `decode_json`. An empty body is an empty object."""
+    return decode_json(body.strip() or b"{}", kind)
+
+
+def decode_json_object(body: bytes) -> dict[str, Any]:
+    """Decodes an object with Python's parser, which keeps lone surrogates: in code they are the program's affair.
+
+    Raises InvalidJson.
+    """
+    if not body.strip():
+        raise InvalidJson("empty", "it is empty")
+    try:
+        value = json.loads(body)
+    except json.JSONDecodeError as error:
+        raise InvalidJson("syntax", error.msg, position=error.pos) from None
+    except (ValueError, RecursionError):
+        raise InvalidJson("depth", "not UTF-8, nested too deeply, or a number of thousands of digits") from None
+    if not isinstance(value, dict):
+        raise InvalidJson("type", "it must be an object")
+    return value
+
+
+def invalid_type(error: msgspec.ValidationError) -> InvalidJson:
+    """Splits msgspec's message, "Expected `str`, got `int` - at `$.metadata[...]`", into problem and path."""
+    problem, _, where = str(error).partition(" - at `$")
+    return InvalidJson("type", problem, path=where.rstrip("`").lstrip("."), detail=str(error))
+
+
+# Server-sent events.
+
+EVENTS_TYPE = "text/event-stream"
+SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # else a proxy in front keeps events to itself
+
+
+def encode_sse(data: bytes, event: bytes = b"", id: int | None = None) -> bytes:
+    """One event. JSON has no line breaks, so its data is one line."""
+    number = b"" if id is None else b"id: %d\n" % id
+    name = b"event: %s\n" % event if event else b""
+    return b"%s%sdata: %s\n\n" % (number, name, data)
+
+
+def event_stream(
+    frames: AsyncGenerator[bytes, None],
+    *,
+    quiet_seconds: float,
+    keepalive: bytes | Callable[[], bytes],
+    headers: Mapping[str, str] = SSE_HEADERS,
+    at_once: bool = False,
+    until: Callable[[], Awaitable[None]] | None = None,
+) -> StreamResponse:
+    """A stream of server-sent events. The parameters are those of `StreamResponse`."""
+    return StreamResponse(
+        frames,
+        headers=headers,
+        media_type=EVENTS_TYPE,
+        at_once=at_once,
+        quiet_seconds=quiet_seconds,
+        keepalive=keepalive,
+        until=until,
+    )
+
+
+# Routes.
+
+
+class DialectRouter:
+    """The routes of a dialect. `missing` renders the responses for unknown paths (404) and methods (405)."""
+
+    def __init__(self, routes: Sequence[BaseRoute], missing: Callable[[int, str], Response]):
+        self._router = PathIndexRouter(routes)
+        self._missing = missing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self  # makes the router raise an error instead of sending its own response
+        try:
+            await self._router(scope, receive, send)
+        except HTTPException as error:
+            response = self._missing(error.status_code, _describe_missing_route(error, scope))
+            response.headers.update(error.headers or {})
+            await response(scope, receive, send)
+
+
+def _describe_missing_route(error: HTTPException, scope: Scope) -> str:
+    return "no such route" if error.status_code == 404 else f"{scope['method']} is not possible there"
