@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import MAX_JSON_BYTES, DialectEndpoint, Handler, StreamResponse, read_whole_body
+from cloche.api.http import MAX_JSON_BYTES, Dialect, DialectEndpoint, Handler, StreamResponse, read_whole_body
 from cloche.api.router import PathIndexRouter
 from cloche.config import Config
 from cloche.engine.engine import Engine
@@ -55,8 +55,7 @@ class DialectContext(ABC):
 
     def route(self, method: str | Sequence[str], path: str, handler: Handler) -> Route:
         """A route for these methods. The handler's errors are rendered in the dialect's format."""
-        methods = [method] if isinstance(method, str) else list(method)
-        return Route(path, DialectEndpoint(self, handler), methods=methods)
+        return dialect_route(self, method, path, handler)
 
     def admit(self, connection: HTTPConnection) -> Principal:
         """The principal of the request. Raises Unauthenticated or Forbidden."""
@@ -105,6 +104,12 @@ class DialectContext(ABC):
             raise NotSupported(why)
 
         return refuse
+
+
+def dialect_route(dialect: Dialect, method: str | Sequence[str], path: str, handler: Handler) -> Route:
+    """A route for these methods. The handler's errors are rendered by `dialect`."""
+    methods = [method] if isinstance(method, str) else list(method)
+    return Route(path, DialectEndpoint(dialect, handler), methods=methods)
 
 
 class NotSupported(errors.ClocheError):

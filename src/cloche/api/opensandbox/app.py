@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Router
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
+from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import describe_missing_route, strip_prefix
-from cloche.api.opensandbox import egress, execd, lifecycle, unsupported
+from cloche.api.dialect import DialectRouter, NotSupported, dialect_route
+from cloche.api.http import Dialect, Handler, strip_prefix
+from cloche.api.opensandbox import egress, execd, lifecycle
 from cloche.api.opensandbox.context import OpenSandboxContext
+from cloche.api.opensandbox.execd import EXECD_PATH
 from cloche.api.opensandbox.registry import SandboxStates
 from cloche.api.opensandbox.replies import INVALID_PARAMETER, NOT_SUPPORTED, error_reply
 from cloche.config import Config
@@ -18,38 +21,81 @@ from cloche.engine.engine import Engine
 
 OPENSANDBOX_PREFIXES = ("/opensandbox/v1", "/opensandbox")
 
+# Routes of OpenSandbox that this server does not have: each responds with the reason.
+
+SEE_DOCS = "; docs/dialects/opensandbox.md says what there is"
+TEMPLATE = "templates are built with `cloche template build` on the server's machine, not over this API"
+METADATA = "metadata cannot be changed yet; give them when a sandbox is made"
+DIAGNOSTICS = "this server has no diagnostics over this API; `cloche logs` on the server's machine shows its events"
+POOL = "this server keeps its own pools, sized by pool.ready in its configuration"
+EXECD = "of execd there are code and contexts only yet" + SEE_DOCS
+PORT = "only the ports of execd and of the network policy can be reached by this API yet" + SEE_DOCS
+OTHER = "not offered yet" + SEE_DOCS
+
+_UNSUPPORTED_PATHS = (
+    ("/sandboxes/{id}/metadata", METADATA),
+    ("/sandboxes/{id}/diagnostics/{rest:path}", DIAGNOSTICS),
+    ("/templates", TEMPLATE),
+    ("/templates/{rest:path}", TEMPLATE),
+    ("/pools", POOL),
+    ("/pools/{rest:path}", POOL),
+    ("/metrics/events", OTHER),
+    ("/health", OTHER),
+    ("/version", OTHER),
+)
+_UNSUPPORTED_EXECD_PATHS = ("command", "session", "files", "directories", "metrics", "pty", "v1")
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+def _unsupported_routes(api: OpenSandboxContext, plane: Dialect) -> list[BaseRoute]:
+    return [
+        *(api.route(_METHODS, path, api.unsupported(why)) for path, why in _UNSUPPORTED_PATHS),
+        *(
+            each
+            for name in _UNSUPPORTED_EXECD_PATHS
+            for each in _routes_at_and_below(f"{EXECD_PATH}/{name}", plane, _refuse(NotSupported, EXECD))
+        ),
+        *_routes_at_and_below(EXECD_PATH, plane, _refuse(errors.NotFound, "execd: no such route" + SEE_DOCS)),
+        *_routes_at_and_below("/sandboxes/{id}/proxy/{port}", api, _refuse(NotSupported, PORT)),
+    ]
+
+
+def _routes_at_and_below(path: str, dialect: Dialect, handler: Handler) -> list[Route]:
+    return [dialect_route(dialect, _METHODS, each, handler) for each in (path, path + "/{rest:path}")]
+
+
+def _refuse(kind: type[errors.ClocheError], why: str) -> Handler:
+    """A handler that refuses every request, also one without a token."""
+
+    async def refuse(request: Request) -> Response:
+        raise kind(why)
+
+    return refuse
+
 
 class OpenSandbox:
     """Serves requests under `/opensandbox`, with `/v1` behind it or without."""
 
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config, secret: bytes):
-        known = SandboxStates(engine, secret)
-        api, plane = OpenSandboxContext(engine, gatekeeper, known, config), execd.Execd(engine, known)
+        api = OpenSandboxContext(engine, gatekeeper, SandboxStates(engine, secret), config)
+        plane = execd.Execd(api)
         routes = [
             *lifecycle.lifecycle_routes(api),
             *lifecycle.pause_and_snapshot_routes(api),
             *execd.execd_routes(plane),
             *egress.egress_routes(api),
+            *_unsupported_routes(api, plane),
         ]
-        routes += unsupported.unsupported_routes(api, plane)
-        self._router = Router(routes, redirect_slashes=False)  # clients do not follow redirections
+        self._router = DialectRouter(routes, _missing_route_reply)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            refusal = error_reply(501, NOT_SUPPORTED, "there is no WebSocket here yet" + unsupported.SEE_DOCS)
+            refusal = error_reply(501, NOT_SUPPORTED, "there is no WebSocket here yet" + SEE_DOCS)
             await refusal(scope, receive, send)
             return
         strip_prefix(scope, OPENSANDBOX_PREFIXES)
-        scope["app"] = self  # makes the router raise what it would else answer in its own words
-        try:
-            await self._router(scope, receive, send)
-        except HTTPException as error:
-            await _missing_route_response(error, scope)(scope, receive, send)
+        await self._router(scope, receive, send)
 
 
-def _missing_route_response(error: HTTPException, scope: Scope) -> Response:
-    response = error_reply(
-        error.status_code, INVALID_PARAMETER, describe_missing_route(error, scope) + unsupported.SEE_DOCS
-    )
-    response.headers.update(error.headers or {})
-    return response
+def _missing_route_reply(status: int, what: str) -> Response:
+    return error_reply(status, INVALID_PARAMETER, what + SEE_DOCS)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.auth import Gatekeeper, key_from_headers
-from cloche.api.http import DialectEndpoint, Handler, read_whole_body, status_of
-from cloche.api.opensandbox.registry import SandboxStates
+from cloche.api.auth import Gatekeeper, key_from_headers, secrets_match
+from cloche.api.dialect import Conflict, DialectContext, NotSupported, UnsupportedField
+from cloche.api.http import status_of
+from cloche.api.opensandbox.lifecycle_schema import EGRESS_PORT, EXECD_PORT, TOKEN_HEADERS_BY_PORT
+from cloche.api.opensandbox.registry import SandboxStates, TokenPlane
 from cloche.api.opensandbox.replies import (
     BUSY_CODES,
     CONFLICT,
@@ -18,9 +19,6 @@ from cloche.api.opensandbox.replies import (
     SANDBOX_NOT_FOUND,
     SNAPSHOT_NOT_FOUND,
     UNKNOWN_ERROR,
-    OpenSandboxConflict,
-    OpenSandboxUnsupported,
-    UnsupportedField,
     error_reply,
 )
 from cloche.config import Config
@@ -28,35 +26,29 @@ from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import MIB
 
-MAX_BODY_BYTES = 4 * MIB
+PLANE_PORTS: dict[TokenPlane, int] = {"execd": EXECD_PORT, "egress": EGRESS_PORT}
 
 
-class OpenSandboxContext:
-    """The services shared by the handlers of the lifecycle API."""
+class OpenSandboxContext(DialectContext):
+    """The context of the lifecycle API, and of the two planes with tokens of a sandbox's own."""
+
+    max_body_bytes = 4 * MIB
 
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, known: SandboxStates, config: Config):
-        self.engine = engine
+        super().__init__(engine, gatekeeper, config)
         self.known = known
         self.public_url = config.server.public_url
         self.max_seconds = config.lifetime.max_seconds
-        self._gatekeeper = gatekeeper
 
-    def route(self, method: str, path: str, handler: Handler) -> Route:
-        return Route(path, DialectEndpoint(self, handler), methods=[method])
-
-    def owner(self, request: Request) -> str:
-        """Raises Unauthenticated or Forbidden."""
-        return self._gatekeeper.admit(request).owner
-
-    async def sandbox(self, request: Request) -> Sandbox:
-        """The caller's running sandbox in the path.
-
-        Raises SandboxNotFound, SandboxPaused, Gone, and as `owner`.
-        """
-        return await self.engine.get(request.path_params["id"], self.owner(request))
-
-    async def body(self, request: Request) -> bytes:
-        return await read_whole_body(request, MAX_BODY_BYTES)
+    async def sandbox_by_token(self, request: Request, plane: TokenPlane) -> Sandbox:
+        """The running sandbox in the path, by its own token. Raises Unauthenticated, SandboxNotFound, Gone."""
+        id, port = self.sandbox_id(request), PLANE_PORTS[plane]
+        header = TOKEN_HEADERS_BY_PORT[port]
+        if not secrets_match(request.headers.get(header), self.known.token(id, plane)):
+            raise errors.Unauthenticated(
+                f"{header} is missing or wrong: GET /sandboxes/ID/endpoints/{port} has it in `headers`"
+            )
+        return await self.find_sandbox(id, None)
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         status, code = _status_and_code_of(error)
@@ -67,11 +59,11 @@ class OpenSandboxContext:
 
 def _status_and_code_of(error: errors.ClocheError) -> tuple[int, str]:
     match error:
-        case OpenSandboxUnsupported():
+        case NotSupported():
             return 501, NOT_SUPPORTED
         case UnsupportedField():
             return 400, NOT_SUPPORTED
-        case OpenSandboxConflict() | errors.SandboxPaused():
+        case Conflict() | errors.SandboxPaused():
             return 409, CONFLICT
         case errors.SnapshotNotFound():
             return 404, SNAPSHOT_NOT_FOUND

@@ -10,12 +10,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.http import DialectEndpoint, Handler
+from cloche.api.dialect import Conflict, decode_json_body, dialect_route, json_reply
+from cloche.api.http import Handler
 from cloche.api.opensandbox import credentials_schema as wire
 from cloche.api.opensandbox.context import OpenSandboxContext
 from cloche.api.opensandbox.credentials_schema import CredentialVault
-from cloche.api.opensandbox.lifecycle_schema import EGRESS_PORT, decode_json_body
-from cloche.api.opensandbox.replies import OpenSandboxConflict, json_reply
+from cloche.api.opensandbox.lifecycle_schema import EGRESS_PORT
 
 if TYPE_CHECKING:
     from cloche.api.opensandbox.egress import OpenSandboxEgress
@@ -43,7 +43,7 @@ class CredentialVaults:
     async def create(self, request: Request) -> Response:
         def make(vault: CredentialVault | None) -> CredentialVault:
             if vault is not None:
-                raise OpenSandboxConflict("credential vault already exists: change it, or delete it first")
+                raise Conflict("credential vault already exists: change it, or delete it first")
             return wire.create_vault(asked)
 
         asked = decode_json_body(await self._authorized_body(request), wire.CreateVaultBody)
@@ -73,7 +73,7 @@ class CredentialVaults:
         raise errors.NotFound(f"there is no {kind.removesuffix('s')} {name[:100]!r}")
 
     def _vault_route(self, method: str, path: str, handler: Handler) -> Route:
-        return Route(VAULT_PATH + path, DialectEndpoint(self._egress, handler), methods=[method])
+        return dialect_route(self._egress, method, VAULT_PATH + path, handler)
 
     async def _authorized_body(self, request: Request) -> bytes:
         """The body, read only after the token was checked."""

@@ -3,7 +3,7 @@
 Cloche binds credentials to hosts, over TLS. OpenSandbox's further restrictions, to ports, methods or paths,
 are refused, and so are unknown fields: a credential is never sent to an unintended destination.
 
-Raises InvalidRequest, OpenSandboxConflict.
+Raises InvalidRequest, Conflict.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from itertools import combinations
 from typing import TypeVar
 
 from cloche import errors
-from cloche.api.opensandbox.replies import Json, OpenSandboxConflict, UnsupportedField
+from cloche.api.dialect import Conflict, UnsupportedField
+from cloche.api.opensandbox.replies import Json
 from cloche.model import Struct
 from cloche.network_policy import (
     MAX_SECRET_BYTES,
@@ -113,9 +114,7 @@ def create_vault(asked: CreateVaultBody) -> CredentialVault:
 def apply_mutation(vault: CredentialVault, asked: VaultMutation) -> CredentialVault:
     """Applies all changes, or none."""
     if asked.expectedRevision not in (None, vault.revision):
-        raise OpenSandboxConflict(
-            f"expectedRevision {asked.expectedRevision} does not match current revision {vault.revision}"
-        )
+        raise Conflict(f"expectedRevision {asked.expectedRevision} does not match current revision {vault.revision}")
     return _apply_changes(vault, asked.credentials or CredentialChanges(), asked.bindings or BindingChanges())
 
 

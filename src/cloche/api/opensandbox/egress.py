@@ -14,16 +14,16 @@ from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from cloche import errors
-from cloche.api.auth import secrets_match
-from cloche.api.http import Dialect, DialectEndpoint
+from cloche.api.dialect import decode_json_body, dialect_route, json_reply
+from cloche.api.http import Dialect
 from cloche.api.opensandbox import network_schema as wire
 from cloche.api.opensandbox.context import OpenSandboxContext
 from cloche.api.opensandbox.credentials import CredentialVaults
-from cloche.api.opensandbox.lifecycle_schema import EGRESS_PORT, EGRESS_TOKEN_HEADER, decode_json_body
-from cloche.api.opensandbox.replies import error_reply, json_reply
+from cloche.api.opensandbox.lifecycle_schema import EGRESS_PORT
+from cloche.api.opensandbox.replies import error_reply
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.network_policy import NetworkPolicy
 
@@ -65,20 +65,11 @@ class OpenSandboxEgress:
             "PATCH": self.patch,
             "DELETE": self.delete,
         }
-        return [
-            Route(path, DialectEndpoint(dialect, partial(handler, enter)), methods=[method])
-            for method, handler in handlers.items()
-        ]
+        return [dialect_route(dialect, method, path, partial(handler, enter)) for method, handler in handlers.items()]
 
     async def enter(self, request: Request) -> Sandbox:
         """The sandbox, by its own egress token. Raises Unauthenticated, SandboxNotFound, Gone."""
-        id = request.path_params["id"]
-        if not secrets_match(request.headers.get(EGRESS_TOKEN_HEADER), self._api.known.token(id, "egress")):
-            raise errors.Unauthenticated(
-                f"{EGRESS_TOKEN_HEADER} is missing or wrong: GET /sandboxes/ID/endpoints/{EGRESS_PORT} has it in "
-                "`headers`"
-            )
-        return await self._api.engine.find(id)
+        return await self._api.sandbox_by_token(request, "egress")
 
     async def get(self, enter: SandboxResolver, request: Request) -> Response:
         return self._policy_response((await enter(request)).network.policy)

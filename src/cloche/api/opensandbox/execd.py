@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any
@@ -12,14 +11,22 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
-from cloche.api.auth import secrets_match
+from cloche.api.dialect import (
+    InvalidJson,
+    NotSupported,
+    decode_json_object,
+    dialect_route,
+    encode_sse,
+    event_stream,
+    json_reply,
+)
 from cloche.api.encoding import ascii_json, to_json_value
-from cloche.api.http import DialectEndpoint, Handler, StreamResponse, read_whole_body, status_of
-from cloche.api.opensandbox.lifecycle_schema import EXECD_PORT, EXECD_TOKEN_HEADER
-from cloche.api.opensandbox.registry import SandboxState, SandboxStates, stored_request_of
-from cloche.api.opensandbox.replies import OpenSandboxUnsupported, error_reply, json_reply
+from cloche.api.http import Handler, read_whole_body, status_of
+from cloche.api.opensandbox.context import OpenSandboxContext
+from cloche.api.opensandbox.lifecycle_schema import EXECD_PORT
+from cloche.api.opensandbox.registry import SandboxState, stored_request_of
+from cloche.api.opensandbox.replies import error_reply
 from cloche.api.requests import charge_sandbox_owner
-from cloche.engine.engine import Engine
 from cloche.engine.executions.context import Context
 from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import Sandbox
@@ -52,7 +59,7 @@ class ExecdContextRequest(Struct):
 
 def decode_code_request(body: bytes) -> ExecdCodeRequest:
     """Raises InvalidRequest."""
-    asked = _decode_json_object(body)
+    asked = _decode_object(body)
     if not isinstance(asked.get("code"), str):
         raise errors.InvalidRequest("code: it must be a string")
     where = asked.get("context")
@@ -68,21 +75,19 @@ def decode_code_request(body: bytes) -> ExecdCodeRequest:
 
 def decode_context_request(body: bytes) -> ExecdContextRequest:
     """Raises InvalidRequest."""
-    asked = _decode_json_object(body)
+    asked = _decode_object(body)
     language = _optional_string_field(asked, "language")
     if language is None:
         raise errors.InvalidRequest("language: it is missing; give one such as python")
     return ExecdContextRequest(language=language.lower(), cwd=_optional_string_field(asked, "cwd"))
 
 
-def _decode_json_object(body: bytes) -> dict[str, Any]:
+def _decode_object(body: bytes) -> dict[str, Any]:
     try:
-        asked = json.loads(body)  # Python's own: lone surrogates in code are the program's affair
-    except (ValueError, RecursionError):
-        raise errors.InvalidRequest("the request's body is not JSON") from None
-    if not isinstance(asked, dict):
-        raise errors.InvalidRequest("the request's body must be a JSON object")
-    return asked
+        return decode_json_object(body)
+    except InvalidJson as error:
+        whole = "must be a JSON object" if error.flaw == "type" else "is not JSON"
+        raise errors.InvalidRequest(f"the request's body {whole}") from None
 
 
 def _optional_string_field(asked: Mapping[str, Any], name: str) -> str | None:
@@ -143,7 +148,7 @@ def encode_ping_frame(now_ms: int) -> bytes:
 
 
 def encode_frame(fields: Mapping[str, Any], now_ms: int) -> bytes:
-    return b"data: " + ascii_json({**fields, "timestamp": now_ms}) + b"\n\n"
+    return encode_sse(ascii_json({**fields, "timestamp": now_ms}))
 
 
 def error_fields(name: str, value: str, traceback: str = "") -> dict[str, Any]:
@@ -157,13 +162,12 @@ def encode_display_results(event: Display) -> dict[str, Any]:
 
 
 SSE_PING_SECONDS = 3.0
-SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # else a proxy in front keeps events to itself
 EXECD_PATH = f"/sandboxes/{{id}}/proxy/{EXECD_PORT}"
 
 
 def execd_routes(plane: Execd) -> list[BaseRoute]:
     def route(method: str, path: str, handler: Handler) -> Route:
-        return Route(EXECD_PATH + path, DialectEndpoint(plane, handler), methods=[method])
+        return dialect_route(plane, method, EXECD_PATH + path, handler)
 
     return [
         route("GET", "/ping", plane.answer_ping),
@@ -178,9 +182,8 @@ def execd_routes(plane: Execd) -> list[BaseRoute]:
 
 
 class Execd:
-    def __init__(self, engine: Engine, known: SandboxStates):
-        self._engine = engine
-        self._known = known
+    def __init__(self, api: OpenSandboxContext):
+        self._api = api
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         if isinstance(error, errors.Unauthenticated):
@@ -198,10 +201,8 @@ class Execd:
         asked = decode_code_request(await read_whole_body(request))
         context = _context_for_request(sandbox, asked)
         known.use(context)
-        return StreamResponse(
+        return event_stream(
             _stream_execution_frames(context.execute(asked.code), context, known),
-            media_type="text/event-stream",
-            headers=SSE_HEADERS,
             at_once=True,
             quiet_seconds=SSE_PING_SECONDS,
             keepalive=lambda: encode_ping_frame(_current_time_ms()),
@@ -241,17 +242,11 @@ class Execd:
 
     async def _enter_with_token(self, request: Request) -> tuple[Sandbox, SandboxState]:
         """The sandbox, by its own execd token. Raises Unauthenticated, SandboxNotFound, Gone."""
-        id = request.path_params["id"]
-        if not secrets_match(request.headers.get(EXECD_TOKEN_HEADER), self._known.token(id)):
-            raise errors.Unauthenticated(
-                f"{EXECD_TOKEN_HEADER} is missing or wrong: GET /sandboxes/ID/endpoints/{EXECD_PORT} has it in "
-                "`headers`"
-            )
-        sandbox = await self._engine.find(id)
+        sandbox = await self._api.sandbox_by_token(request, "execd")
         charge_sandbox_owner(request.scope, sandbox)
         if renew_seconds := stored_request_of(sandbox.record.spec.notes).renew_seconds:
             sandbox.extend(renew_seconds)
-        return sandbox, self._known.of(id)
+        return sandbox, self._api.known.of(sandbox.id)
 
 
 async def _stream_execution_frames(
@@ -303,7 +298,7 @@ class MissingQueryParameter(errors.InvalidRequest):
 
 def _execd_status_and_code(error: errors.ClocheError) -> tuple[int, str]:
     match error:
-        case OpenSandboxUnsupported():
+        case NotSupported():
             return 501, "NOT_SUPPORTED"
         case errors.ContextNotFound():
             return 404, "CONTEXT_NOT_FOUND"

@@ -9,13 +9,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from cloche import errors
+from cloche.api.dialect import Conflict, NotSupported, decode_json_body, format_timestamp, json_reply
 from cloche.api.http import create_unless_disconnected
-from cloche.api.opensandbox import lifecycle_schema as replies
 from cloche.api.opensandbox import lifecycle_schema as wire
 from cloche.api.opensandbox.context import OpenSandboxContext
 from cloche.api.opensandbox.network_schema import default_policy_within
 from cloche.api.opensandbox.registry import StoredCreateRequest
-from cloche.api.opensandbox.replies import OpenSandboxConflict, OpenSandboxUnsupported, format_timestamp, json_reply
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Limits, SandboxInfo, SandboxSpec, Snapshot
 from cloche.network_policy import NetworkPolicy
@@ -43,14 +42,14 @@ class Lifecycle:
         if wanted.snapshot:
             await self._api.engine.snapshots.get(wanted.snapshot, owner)  # no template of that name will do
         sandbox = await create_unless_disconnected(request, self._api.engine, self._create_sandbox(owner, wanted))
-        return json_reply(replies.encode_created_sandbox(sandbox.info), 202)
+        return json_reply(wire.encode_created_sandbox(sandbox.info), 202)
 
     async def get(self, request: Request) -> Response:
         id, owner = request.path_params["id"], self._api.owner(request)
         info = await self._api.engine.describe(id, owner)
         if info.state == "ended":
             info = (await self._api.sandbox(request)).info  # which says when and why
-        return json_reply(replies.encode_sandbox_detail(info))
+        return json_reply(wire.encode_sandbox_detail(info))
 
     async def delete(self, request: Request) -> Response:
         await self._api.engine.kill(request.path_params["id"], self._api.owner(request))
@@ -59,8 +58,8 @@ class Lifecycle:
     async def list(self, request: Request) -> Response:
         owner, asked = self._api.owner(request), wire.decode_list_query(request.query_params)
         found = [each for each in reversed(self._api.engine.list(owner)) if _sandbox_matches_query(each, asked)]
-        items = [replies.encode_sandbox_detail(each) for each in found]
-        return json_reply(replies.encode_page(items, page=asked.page, size=asked.size))
+        items = [wire.encode_sandbox_detail(each) for each in found]
+        return json_reply(wire.encode_page(items, page=asked.page, size=asked.size))
 
     async def renew(self, request: Request) -> Response:
         """Moves the deadline to that time, also an earlier one; at most to the end of the host's longest lifetime."""
@@ -77,18 +76,16 @@ class Lifecycle:
         """The same with and without `use_server_proxy`: there is no other access."""
         sandbox = await self._api.sandbox(request)
         port = wire.parse_port_number(request.path_params["port"])
-        if port not in replies.TOKEN_HEADERS_BY_PORT:
-            raise OpenSandboxUnsupported(
-                f"port {port}: only execd's, {replies.EXECD_PORT}, and that of the network policy, "
-                f"{replies.EGRESS_PORT}, can be reached by this API yet"
+        if port not in wire.TOKEN_HEADERS_BY_PORT:
+            raise NotSupported(
+                f"port {port}: only execd's, {wire.EXECD_PORT}, and that of the network policy, "
+                f"{wire.EGRESS_PORT}, can be reached by this API yet"
             )
         if "expires" in request.query_params:
-            raise OpenSandboxUnsupported(
-                "expires: this server signs no endpoints; the token in the answer's headers opens it"
-            )
-        place = replies.public_address_of(self._api.public_url, request.headers.get("host", ""))
-        token = self._api.known.token(sandbox.id, "execd" if port == replies.EXECD_PORT else "egress")
-        return json_reply(replies.encode_endpoint(sandbox.id, port, token, place))
+            raise NotSupported("expires: this server signs no endpoints; the token in the answer's headers opens it")
+        place = wire.public_address_of(self._api.public_url, request.headers.get("host", ""))
+        token = self._api.known.token(sandbox.id, "execd" if port == wire.EXECD_PORT else "egress")
+        return json_reply(wire.encode_endpoint(sandbox.id, port, token, place))
 
     async def _create_sandbox(self, owner: str, wanted: wire.OpenSandboxCreateRequest) -> Sandbox:
         asked = StoredCreateRequest(
@@ -120,7 +117,7 @@ class Lifecycle:
 
 
 def _sandbox_matches_query(info: SandboxInfo, asked: wire.OpenSandboxListQuery) -> bool:
-    state = replies.SANDBOX_STATES[info.state]
+    state = wire.SANDBOX_STATES[info.state]
     return (not asked.states or state in asked.states) and asked.metadata.items() <= info.metadata.items()
 
 
@@ -154,16 +151,16 @@ class PausesAndSnapshots:
     async def resume(self, request: Request) -> Response:
         id, owner = request.path_params["id"], self._api.owner(request)
         if (await self._engine.describe(id, owner)).state == "running":
-            raise OpenSandboxConflict(f"sandbox {id} is not paused: it runs")
+            raise Conflict(f"sandbox {id} is not paused: it runs")
         await self._engine.resume(id, owner)
         return Response(status_code=202)
 
     async def make_snapshot(self, request: Request) -> Response:
         id, owner = request.path_params["id"], self._api.owner(request)
-        name = wire.decode_json_body(await self._api.body(request), wire.OpenSandboxSnapshotBody).name
+        name = decode_json_body(await self._api.body(request), wire.OpenSandboxSnapshotBody).name
         info = (await self._engine.snapshot(id, owner, name=name or None)).info
-        answer = json_reply(replies.encode_snapshot(info), 202)
-        answer.headers["location"] = f"{replies.OPENSANDBOX_PREFIX}/snapshots/{info.id}"
+        answer = json_reply(wire.encode_snapshot(info), 202)
+        answer.headers["location"] = f"{wire.OPENSANDBOX_PREFIX}/snapshots/{info.id}"
         return answer
 
     async def list_snapshots(self, request: Request) -> Response:
@@ -173,13 +170,13 @@ class PausesAndSnapshots:
             for each in await self._engine.snapshots.list(owner, asked.sandbox)
             if _snapshot_matches_query(each, asked)
         ]
-        items = [replies.encode_snapshot(each.info) for each in found]
-        return json_reply(replies.encode_page(items, page=asked.page, size=asked.size))
+        items = [wire.encode_snapshot(each.info) for each in found]
+        return json_reply(wire.encode_page(items, page=asked.page, size=asked.size))
 
     async def get_snapshot(self, request: Request) -> Response:
         owner = self._api.owner(request)
         return json_reply(
-            replies.encode_snapshot((await self._engine.snapshots.get(request.path_params["ref"], owner)).info)
+            wire.encode_snapshot((await self._engine.snapshots.get(request.path_params["ref"], owner)).info)
         )
 
     async def remove_snapshot(self, request: Request) -> Response:
@@ -188,4 +185,4 @@ class PausesAndSnapshots:
 
 
 def _snapshot_matches_query(snapshot: Snapshot, asked: wire.OpenSandboxSnapshotQuery) -> bool:
-    return asked.name in (None, snapshot.name) and (not asked.states or replies.SNAPSHOT_READY in asked.states)
+    return asked.name in (None, snapshot.name) and (not asked.states or wire.SNAPSHOT_READY in asked.states)

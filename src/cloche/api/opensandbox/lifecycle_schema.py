@@ -17,9 +17,10 @@ import msgspec
 from starlette.datastructures import QueryParams
 
 from cloche import errors
+from cloche.api.dialect import UnsupportedField, decode_json_body, format_timestamp
 from cloche.api.opensandbox.network_schema import OpenSandboxNetworkBody, policy_from_body
 from cloche.api.opensandbox.registry import IDLE_ENTRYPOINT, stored_request_of
-from cloche.api.opensandbox.replies import Json, UnsupportedField, format_timestamp
+from cloche.api.opensandbox.replies import Json
 from cloche.model import GIB, KIB, MIB, Limits, SandboxInfo, SnapshotInfo, Struct
 from cloche.network_policy import NetworkPolicy
 
@@ -225,18 +226,6 @@ class OpenSandboxListQuery(Struct):
     size: int = 20
 
 
-def decode_json_body(body: bytes, type: type[T]) -> T:
-    """A body that must be JSON of that type; an empty one is an empty object."""
-    try:
-        return msgspec.json.decode(body.strip() or b"{}", type=type)
-    except msgspec.ValidationError as error:
-        raise errors.InvalidRequest(f"the request's body is not right: {_locate_validation_error(error)}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise errors.InvalidRequest(f"the request's body is not JSON: {error}") from None
-    except RecursionError:  # in fields that nobody knows, too
-        raise errors.InvalidRequest("the request's body is nested too deeply") from None
-
-
 def decode_create_request(body: bytes) -> OpenSandboxCreateRequest:
     """The sandbox that the body of `POST /sandboxes` asks for."""
     asked = decode_json_body(body, OpenSandboxCreateBody)
@@ -383,10 +372,3 @@ def _parse_query_number(query: QueryParams, name: str, default: int, *, most: in
     if not (given.isascii() and given.isdigit() and len(given) < 8 and 1 <= int(given) <= most):
         raise errors.InvalidRequest(f"{name}: it must be a number from 1 to {most}, not {given[:80]!r}")
     return int(given)
-
-
-def _locate_validation_error(error: msgspec.ValidationError) -> str:
-    """Puts the place first in msgspec's message: "Expected `str`, got `int` - at `$.metadata[...]`"."""
-    what, _, where = str(error).partition(" - at `$")
-    place = where.rstrip("`").lstrip(".")
-    return f"{place}: {what}" if place else what
