@@ -17,9 +17,14 @@ from cloche import errors
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it would log bytes of what clients send
 
 MULTIPART_TYPE = "multipart/form-data"
+MAX_FIELD_BYTES = 4096  # of a field that is not a file
 _PARAMETER = re.compile(r';\s*([^\s=;]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)')
 _ESCAPED = re.compile(r'\\([][()<>@,;:\\"/?=])')  # as Go reads it: other backslashes are of paths of Windows
 _CUT_OFF = "the form ended before its closing boundary: send it again, whole"
+
+
+class FieldTooLong(errors.InvalidRequest):
+    """The value of a form's field is over the limit."""
 
 
 class FormPart(NamedTuple):
@@ -57,6 +62,16 @@ async def iterate_form_parts(
                     yield FormPart(*_parse_part_names(content, lenient), chunks, content_type)
                     async for _skipped in chunks:
                         pass
+
+
+async def read_field_text(part: FormPart) -> str:
+    """The value of a field that is not a file. Raises FieldTooLong."""
+    content = b""
+    async for chunk in part.chunks:
+        content += chunk
+        if len(content) > MAX_FIELD_BYTES:
+            raise FieldTooLong(f"the field {part.name} is too long: it has {MAX_FIELD_BYTES} bytes at most")
+    return content.decode("utf-8", "replace")
 
 
 async def _iterate_part_data(tokens: AsyncGenerator[tuple[str, bytes], None]) -> AsyncGenerator[bytes, None]:

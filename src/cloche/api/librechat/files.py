@@ -30,7 +30,7 @@ from cloche.api.librechat.replies import (
     new_code_id,
     safe_suffix,
 )
-from cloche.api.multipart import FormPart, iterate_form_parts, parse_form_boundary
+from cloche.api.multipart import FormPart, iterate_form_parts, parse_form_boundary, read_field_text
 from cloche.store.librechat import AccessScope, CodeFile, CodeFileContent, StoredCodeFiles, new_code_file
 
 # Upload reservations: files take room before the store knows them, also where many arrive at once.
@@ -127,7 +127,6 @@ def _user_account(caller: LibreChatCaller) -> _UploadAccount:
 
 # Forms with files, written into the store as they arrive. A file that fails does not affect the others.
 
-MAX_FIELD_BYTES = 4096
 MAX_FAILED = 200  # that are listed; the others are counted
 TOO_LARGE_ERROR = "File size limit exceeded"
 UPLOAD_FIELDS = frozenset({"kind", "id", "version", "entity_id", "read_only"})  # others are ignored
@@ -191,7 +190,7 @@ class LibreChatUpload:
                     if part.filename is not None:
                         await self._take_file(part, part.filename)
                     elif part.name in UPLOAD_FIELDS:
-                        self._fields[part.name] = await _field_text(part)
+                        self._fields[part.name] = await read_field_text(part)
         except errors.TooLarge as error:
             raise LibreChatRefusal(413, TOO_LARGE_ERROR, str(error)) from None
         if not self.arrived and not self.failed:
@@ -258,15 +257,6 @@ async def _limit_chunks(chunks: AsyncGenerator[bytes, None], max_bytes: int) -> 
         if left < 0:
             raise LibreChatRefusal(413, TOO_LARGE_ERROR, f"a file can have {max_bytes} bytes here")
         yield chunk
-
-
-async def _field_text(part: FormPart) -> str:
-    content = b""
-    async for chunk in part.chunks:
-        content += chunk
-        if len(content) > MAX_FIELD_BYTES:
-            raise errors.InvalidRequest(f"the field {part.name} is too long: it has {MAX_FIELD_BYTES} bytes at most")
-    return content.decode("utf-8", "replace")
 
 
 # JSON bodies and headers that describe files: for uploads, listings, metadata and downloads.

@@ -15,7 +15,7 @@ from cloche.api.auth import Gatekeeper
 from cloche.api.http import DialectEndpoint
 from cloche.api.openai.chat import ChatRoutes
 from cloche.api.openai.containers import ContainerFileRoutes, ContainerRoutes
-from cloche.api.openai.context import OpenAiContext, OpenAiErrors, OpenAiNotFound
+from cloche.api.openai.context import OpenAiContext, OpenAiNotFound
 from cloche.api.openai.conversations import ConversationLocks, ConversationRoutes
 from cloche.api.openai.files import OpenAiFileRoutes
 from cloche.api.openai.models import ModelRoutes
@@ -32,19 +32,16 @@ class OpenAi:
     """Serves requests under `/v1`."""
 
     def __init__(self, engine: Engine, gateway: Gateway, gatekeeper: Gatekeeper, config: Config):
-        api, dialect = (
-            OpenAiContext(engine=engine, gateway=gateway, gatekeeper=gatekeeper, config=config),
-            OpenAiErrors(),
-        )
-        self._nothing = DialectEndpoint(dialect, _no_route)
+        api = OpenAiContext(engine, gateway, gatekeeper, config)
+        self._nothing = DialectEndpoint(api, _no_route)
         self.routes: list[BaseRoute] = [
-            *ResponseRoutes(api, dialect, ConversationLocks()).routes,
-            *ConversationRoutes(api, dialect).routes,
-            *ChatRoutes(api, dialect).routes,
-            *ContainerRoutes(api, dialect).routes,
-            *ContainerFileRoutes(api, dialect).routes,
-            *OpenAiFileRoutes(api, dialect).routes,
-            *ModelRoutes(api, dialect).routes,
+            *ResponseRoutes(api, ConversationLocks()).routes,
+            *ConversationRoutes(api).routes,
+            *ChatRoutes(api).routes,
+            *ContainerRoutes(api).routes,
+            *ContainerFileRoutes(api).routes,
+            *OpenAiFileRoutes(api).routes,
+            *ModelRoutes(api).routes,
             Route("/v1{rest:path}", self._nothing),  # also what is there, with another method
         ]
         self._router = PathIndexRouter(self.routes, self._nothing)

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from cloche import errors
+from cloche.api.dialect import encode_sse, json_reply
 from cloche.api.http import (
-    DialectEndpoint,
     StreamResponse,
     log_internal_error,
     read_whole_body,
@@ -23,7 +22,7 @@ from cloche.api.http import (
 )
 from cloche.api.openai.chat_request import ChatRequest, chat_turn_request, decode_chat, forwarded_body, request_messages
 from cloche.api.openai.chat_stream import ChatCompletion, Chunk, error_chunk
-from cloche.api.openai.context import FailedAfterCode, OpenAiContext, OpenAiErrors, OpenAiNotFound, json_reply
+from cloche.api.openai.context import FailedAfterCode, OpenAiContext, OpenAiNotFound, turn_stream
 from cloche.api.openai.responses_stream import open_stream
 from cloche.gateway import history
 from cloche.gateway.events import AnswerFinished, TokenUsage
@@ -215,25 +214,22 @@ def _record_usage(step: StepInProgress, body: dict[str, Any]) -> None:
         step.finished(AnswerFinished(tokens=TokenUsage(input=read, output=written)))
 
 
-QUIET_SECONDS = 10.0
-KEEPALIVE = b": keep-alive\n\n"
-DONE_FRAME = b"data: [DONE]\n\n"
+DONE_FRAME = encode_sse(b"[DONE]")
 CONTAINER_HEADER = "x-container-id"
 
 
 class ChatRoutes:
-    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors):
+    def __init__(self, api: OpenAiContext):
         self._api = api
         self._gateway = api.gateway
-        stored = DialectEndpoint(dialect, _not_stored)
         self.routes = [
-            Route("/v1/chat/completions", DialectEndpoint(dialect, self.create), methods=["POST"]),
-            Route("/v1/chat/completions", stored, methods=["GET"]),
-            Route("/v1/chat/completions/{rest:path}", stored, methods=["GET", "POST", "DELETE"]),
+            api.route("POST", "/v1/chat/completions", self.create),
+            api.route("GET", "/v1/chat/completions", _not_stored),
+            api.route(("GET", "POST", "DELETE"), "/v1/chat/completions/{rest:path}", _not_stored),
         ]
 
     async def create(self, request: Request) -> ASGIApp:
-        owner = self._api.owner_of(request)
+        owner = self._api.owner(request)
         wanted = decode_chat(await read_whole_body(request))
         trace = self._gateway.trace(request_id(request), owner)
         upstream = self._gateway.upstreams.find(wanted.model)
@@ -262,14 +258,7 @@ async def _forward_reply(request: Request, answer: ForwardedCompletion, *, strea
 
 
 def stream_chunks(batches: AsyncGenerator[list[Chunk], None]) -> StreamResponse:
-    return StreamResponse(
-        _encode_chunks(batches),
-        headers={"cache-control": "no-cache"},
-        media_type="text/event-stream; charset=utf-8",
-        at_once=True,
-        quiet_seconds=QUIET_SECONDS,
-        keepalive=KEEPALIVE,
-    )
+    return turn_stream(_encode_chunks(batches))
 
 
 def _with_container(response: Response, container: str | None) -> Response:
@@ -285,7 +274,7 @@ async def _encode_chunks(batches: AsyncGenerator[list[Chunk], None]) -> AsyncGen
         async for batch in batches:
             failed = any(chunk.get("error") for chunk in batch)
             if batch:
-                yield b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in batch)
+                yield b"".join(encode_sse(msgspec.json.encode(chunk)) for chunk in batch)
     if not failed:
         yield DONE_FRAME
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.http import DialectEndpoint, create_unless_disconnected, read_whole_body
-from cloche.api.openai.context import BadParameter, OpenAiContext, OpenAiErrors, json_reply
+from cloche.api.dialect import json_reply
+from cloche.api.http import create_unless_disconnected, read_whole_body
+from cloche.api.openai.context import BadParameter, OpenAiContext
 from cloche.api.openai.files import content_reply, is_form, take_form
 from cloche.api.openai.network import decode_network, network_body
 from cloche.api.openai.pagination import PageRequest, check_integer, decode_page, list_body
@@ -43,19 +43,19 @@ MAX_CONTAINER_NAME = 512
 
 
 class ContainerRoutes:
-    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors):
+    def __init__(self, api: OpenAiContext):
         self._api = api
         self._containers = api.gateway.containers
         self._files = api.gateway.container_files
         self.routes = [
-            Route("/v1/containers", DialectEndpoint(dialect, self.create), methods=["POST"]),
-            Route("/v1/containers", DialectEndpoint(dialect, self.list), methods=["GET"]),
-            Route("/v1/containers/{container}", DialectEndpoint(dialect, self.get), methods=["GET"]),
-            Route("/v1/containers/{container}", DialectEndpoint(dialect, self.delete), methods=["DELETE"]),
+            api.route("POST", "/v1/containers", self.create),
+            api.route("GET", "/v1/containers", self.list),
+            api.route("GET", "/v1/containers/{container}", self.get),
+            api.route("DELETE", "/v1/containers/{container}", self.delete),
         ]
 
     async def create(self, request: Request) -> Response:
-        owner = self._api.owner_of(request)
+        owner = self._api.owner(request)
         wishes, file_ids = decode_container(
             await read_whole_body(request), self._api.config.gateway.max_container_minutes
         )
@@ -72,20 +72,20 @@ class ContainerRoutes:
         return json_reply(await self._container_body(container.info))
 
     async def list(self, request: Request) -> Response:
-        owner = self._api.owner_of(request)
+        owner = self._api.owner(request)
         asked = decode_page(request.query_params)
         found = await self._containers.list(owner, request.query_params.get("name") or None)
         page, has_more = await self._list_page(owner, found, asked)
         return json_reply(list_body([await self._container_body(info) for info in page], has_more=has_more))
 
     async def get(self, request: Request) -> Response:
-        owner = self._api.owner_of(request)
+        owner = self._api.owner(request)
         return json_reply(
             await self._container_body(await self._containers.describe(owner, request.path_params["container"]))
         )
 
     async def delete(self, request: Request) -> Response:
-        owner, id = self._api.owner_of(request), request.path_params["container"]
+        owner, id = self._api.owner(request), request.path_params["container"]
         await self._delete_container(owner, id)
         return json_reply({"id": id, "object": "container.deleted", "deleted": True})
 
@@ -185,20 +185,20 @@ CONTAINER_FILES_PATH = "/v1/containers/{container}/files"
 class ContainerFileRoutes:
     """The routes of container files. Stored files of an expired container can still be read."""
 
-    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors):
+    def __init__(self, api: OpenAiContext):
         self._api = api
         self._containers = api.gateway.containers
         self._files = api.gateway.container_files
         self.routes = [
-            Route(CONTAINER_FILES_PATH, DialectEndpoint(dialect, self.create), methods=["POST"]),
-            Route(CONTAINER_FILES_PATH, DialectEndpoint(dialect, self.list), methods=["GET"]),
-            Route(CONTAINER_FILES_PATH + "/{id}", DialectEndpoint(dialect, self.get), methods=["GET"]),
-            Route(CONTAINER_FILES_PATH + "/{id}", DialectEndpoint(dialect, self.delete), methods=["DELETE"]),
-            Route(CONTAINER_FILES_PATH + "/{id}/content", DialectEndpoint(dialect, self.content), methods=["GET"]),
+            api.route("POST", CONTAINER_FILES_PATH, self.create),
+            api.route("GET", CONTAINER_FILES_PATH, self.list),
+            api.route("GET", CONTAINER_FILES_PATH + "/{id}", self.get),
+            api.route("DELETE", CONTAINER_FILES_PATH + "/{id}", self.delete),
+            api.route("GET", CONTAINER_FILES_PATH + "/{id}/content", self.content),
         ]
 
     async def create(self, request: Request) -> Response:
-        container = await self._containers.get(self._api.owner_of(request), request.path_params["container"])
+        container = await self._containers.get(self._api.owner(request), request.path_params["container"])
         if is_form(request):
             file = await self._upload_file(container, request)
         else:
@@ -206,7 +206,7 @@ class ContainerFileRoutes:
         return json_reply(container_file_body(file))
 
     async def list(self, request: Request) -> Response:
-        owner, id = self._api.owner_of(request), request.path_params["container"]
+        owner, id = self._api.owner(request), request.path_params["container"]
         asked = decode_page(request.query_params)
         try:
             found: Sequence[StoredContainerFile] = await self._files.list(await self._containers.get(owner, id))
@@ -225,13 +225,13 @@ class ContainerFileRoutes:
         return content_reply(file.name, size, chunks, None if container is None else container.sandbox.wait_ended)
 
     async def delete(self, request: Request) -> Response:
-        container = await self._containers.get(self._api.owner_of(request), request.path_params["container"])
+        container = await self._containers.get(self._api.owner(request), request.path_params["container"])
         file = await self._files.find(container, request.path_params["id"])
         await self._files.remove(container, file)
         return json_reply({"id": file.id, "object": "container.file.deleted", "deleted": True})
 
     async def _requested_file(self, request: Request) -> tuple[Container | None, StoredContainerFile]:
-        owner, id, file = self._api.owner_of(request), request.path_params["container"], request.path_params["id"]
+        owner, id, file = self._api.owner(request), request.path_params["container"], request.path_params["id"]
         try:
             container = await self._containers.get(owner, id)
         except errors.Gone:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,29 +11,28 @@ from starlette.responses import Response
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import status_of
+from cloche.api.dialect import DialectContext, InvalidJson, event_stream, invalid_type, json_reply
+from cloche.api.http import StreamResponse, status_of
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.gateway.containers import InvalidContainerOption
 from cloche.gateway.gateway import Gateway, TooManyTurns
 from cloche.gateway.items import Item
-from cloche.model import Struct
+
+# Streams of a turn's events.
+
+QUIET_SECONDS = 10.0
+KEEPALIVE = b": keep-alive\n\n"
 
 
-class OpenAiContext(Struct):
-    """`owner_of` returns the owner of a request, or raises Unauthenticated."""
-
-    engine: Engine
-    gateway: Gateway
-    gatekeeper: Gatekeeper
-    config: Config
-
-    def owner_of(self, request: Request) -> str:
-        return self.gatekeeper.admit(request).owner
-
-
-def json_reply(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
+def turn_stream(frames: AsyncGenerator[bytes, None]) -> StreamResponse:
+    return event_stream(
+        frames,
+        headers={"cache-control": "no-cache"},
+        at_once=True,
+        quiet_seconds=QUIET_SECONDS,
+        keepalive=KEEPALIVE,
+    )
 
 
 # Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
@@ -72,8 +72,12 @@ class FailedAfterCode(errors.ClocheError):
         self.code = error.code
 
 
-class OpenAiErrors:
-    """Renders errors of this dialect."""
+class OpenAiContext(DialectContext):
+    """The context of all handlers of this dialect."""
+
+    def __init__(self, engine: Engine, gateway: Gateway, gatekeeper: Gatekeeper, config: Config):
+        super().__init__(engine, gatekeeper, config)
+        self.gateway = gateway
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         again = "true" if isinstance(error, errors.Unavailable) else None
@@ -82,7 +86,7 @@ class OpenAiErrors:
         if isinstance(error, FailedAfterCode):
             error, again = error.error, "false"
         status, body = status_and_body(error)
-        response = Response(msgspec.json.encode({"error": body}), status, media_type="application/json")
+        response = json_reply({"error": body}, status)
         if again is not None:
             response.headers["x-should-retry"] = again
         if isinstance(error, errors.UpstreamFailed) and error.retry_after:
@@ -277,11 +281,15 @@ def convert_typed(raw: dict[str, Any], kind: type[Any], where: str = "") -> Any:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        text, _, inside = str(error).partition(" - at `$")
-        param = (where + inside.rstrip("`")).lstrip(".") or None
-        if "missing required field" in text:
-            raise missing_parameter(f"{where}.{text.split('`')[1]}".lstrip(".")) from None
-        raise BadParameter(f"Invalid type for '{param}': {text}.", param, "invalid_type") from None
+        raise _bad_type(invalid_type(error), where) from None
+
+
+def _bad_type(error: InvalidJson, where: str) -> BadParameter:
+    if "missing required field" in error.problem:
+        return missing_parameter(f"{where}.{error.problem.split('`')[1]}".lstrip("."))
+    inside = error.path if not error.path or error.path.startswith("[") else f".{error.path}"
+    param = (where + inside).lstrip(".") or None
+    return BadParameter(f"Invalid type for '{param}': {error.problem}.", param, "invalid_type")
 
 
 def missing_parameter(param: str) -> BadParameter:

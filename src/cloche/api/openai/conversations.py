@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.http import DialectEndpoint, read_whole_body
-from cloche.api.openai.context import BadParameter, OpenAiContext, OpenAiErrors, OpenAiNotFound, json_reply
+from cloche.api.dialect import json_reply
+from cloche.api.http import read_whole_body
+from cloche.api.openai.context import BadParameter, OpenAiContext, OpenAiNotFound
 from cloche.api.openai.pagination import decode_page, included_fields, list_body
 from cloche.api.openai.response_object import assign_ids, minted_ids, visible_items
 from cloche.api.openai.responses_request import (
@@ -54,23 +54,23 @@ class ConversationLocks:
 
 
 class ConversationRoutes:
-    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors):
+    def __init__(self, api: OpenAiContext):
         self._api = api
         self._stored = api.gateway.shelf.conversations
         one, items = "/v1/conversations/{id}", "/v1/conversations/{id}/items"
         self.routes = [
-            Route("/v1/conversations", DialectEndpoint(dialect, self.create), methods=["POST"]),
-            Route(one, DialectEndpoint(dialect, self.retrieve), methods=["GET"]),
-            Route(one, DialectEndpoint(dialect, self.update), methods=["POST"]),
-            Route(one, DialectEndpoint(dialect, self.delete), methods=["DELETE"]),
-            Route(items, DialectEndpoint(dialect, self.add_items), methods=["POST"]),
-            Route(items, DialectEndpoint(dialect, self.list_items), methods=["GET"]),
-            Route(f"{items}/{{item}}", DialectEndpoint(dialect, self.retrieve_item), methods=["GET"]),
-            Route(f"{items}/{{item}}", DialectEndpoint(dialect, self.delete_item), methods=["DELETE"]),
+            api.route("POST", "/v1/conversations", self.create),
+            api.route("GET", one, self.retrieve),
+            api.route("POST", one, self.update),
+            api.route("DELETE", one, self.delete),
+            api.route("POST", items, self.add_items),
+            api.route("GET", items, self.list_items),
+            api.route("GET", f"{items}/{{item}}", self.retrieve_item),
+            api.route("DELETE", f"{items}/{{item}}", self.delete_item),
         ]
 
     async def create(self, request: Request) -> Response:
-        owner = self._api.owner_of(request)
+        owner = self._api.owner(request)
         body = decode_conversation(await read_whole_body(request))
         given, items = await self._resolve_items(owner, body.items or [])
         made = await self._stored.create(owner, body.metadata or {}, items, minted_ids(given, items))
@@ -120,7 +120,7 @@ class ConversationRoutes:
         return json_reply(conversation_body(found))
 
     async def _find_conversation(self, request: Request) -> StoredConversation:
-        owner, id = self._api.owner_of(request), request.path_params["id"]
+        owner, id = self._api.owner(request), request.path_params["id"]
         found = await self._stored.get(owner, id)
         if found is None:
             raise OpenAiNotFound(f"Conversation with id '{id[:100]}' not found.")

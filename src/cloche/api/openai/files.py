@@ -9,13 +9,20 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from cloche import errors
+from cloche.api.dialect import json_reply
 from cloche.api.encoding import inline_content_disposition
-from cloche.api.http import DialectEndpoint, DropConnection, StreamResponse, read_body_chunks
-from cloche.api.multipart import MULTIPART_TYPE, FormPart, iterate_form_parts, parse_form_boundary
-from cloche.api.openai.context import BadParameter, OpenAiContext, OpenAiErrors, OpenAiNotFound, json_reply
+from cloche.api.http import DropConnection, StreamResponse, read_body_chunks
+from cloche.api.multipart import (
+    MULTIPART_TYPE,
+    FieldTooLong,
+    FormPart,
+    iterate_form_parts,
+    parse_form_boundary,
+    read_field_text,
+)
+from cloche.api.openai.context import BadParameter, OpenAiContext, OpenAiNotFound
 from cloche.api.openai.pagination import check_integer, decode_page, list_body
 from cloche.api.openai.responses_request import missing_parameter
 from cloche.model import MIB
@@ -27,7 +34,6 @@ TakeFile = Callable[[str, AsyncGenerator[bytes, None]], Awaitable[None]]
 
 DEFAULT_FILE_NAME = "upload"
 MAX_FIELDS = 20
-MAX_FIELD_BYTES = 4096
 BYTES_TYPE = "application/octet-stream"
 
 
@@ -63,14 +69,11 @@ async def take_form(request: Request, max_bytes: int, take: TakeFile) -> dict[st
 
 
 async def _field_text(part: FormPart) -> str:
-    content = b""
-    async for chunk in part.chunks:
-        content += chunk
-        if len(content) > MAX_FIELD_BYTES:
-            raise BadParameter(
-                f"Invalid '{part.name[:100]}': string too long.", part.name[:100], "string_above_max_length"
-            )
-    return content.decode("utf-8", "replace")
+    try:
+        return await read_field_text(part)
+    except FieldTooLong:
+        name = part.name[:100]
+        raise BadParameter(f"Invalid '{name}': string too long.", name, "string_above_max_length") from None
 
 
 def content_reply(
@@ -108,19 +111,19 @@ MAX_LISTED = 10_000
 
 
 class OpenAiFileRoutes:
-    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors):
+    def __init__(self, api: OpenAiContext):
         self._api = api
         self._files = api.gateway.shelf.files
         self.routes = [
-            Route("/v1/files", DialectEndpoint(dialect, self.create), methods=["POST"]),
-            Route("/v1/files", DialectEndpoint(dialect, self.list), methods=["GET"]),
-            Route("/v1/files/{id}", DialectEndpoint(dialect, self.get), methods=["GET"]),
-            Route("/v1/files/{id}", DialectEndpoint(dialect, self.delete), methods=["DELETE"]),
-            Route("/v1/files/{id}/content", DialectEndpoint(dialect, self.content), methods=["GET"]),
+            api.route("POST", "/v1/files", self.create),
+            api.route("GET", "/v1/files", self.list),
+            api.route("GET", "/v1/files/{id}", self.get),
+            api.route("DELETE", "/v1/files/{id}", self.delete),
+            api.route("GET", "/v1/files/{id}/content", self.content),
         ]
 
     async def create(self, request: Request) -> Response:
-        owner = self._api.owner_of(request)
+        owner = self._api.owner(request)
         await self._files.check_room(owner)
         upload = _OpenAiUpload(self._api)
         try:
@@ -137,7 +140,7 @@ class OpenAiFileRoutes:
         return json_reply(file_body(file))
 
     async def list(self, request: Request) -> Response:
-        owner = self._api.owner_of(request)
+        owner = self._api.owner(request)
         asked = decode_page(request.query_params, usual=MAX_LISTED, most=MAX_LISTED)
         found = await self._files.list(
             owner,
@@ -162,7 +165,7 @@ class OpenAiFileRoutes:
         return content_reply(file.filename, file.bytes, await self._files.chunks(file))
 
     async def _requested_file(self, request: Request) -> StoredFile:
-        owner = self._api.owner_of(request)
+        owner = self._api.owner(request)
         try:
             return await self._files.get(owner, request.path_params["id"])
         except errors.FileNotFound as error:

@@ -6,28 +6,27 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from cloche.api.http import DialectEndpoint
-from cloche.api.openai.context import OpenAiContext, OpenAiErrors, json_reply
+from cloche.api.dialect import json_reply
+from cloche.api.openai.context import OpenAiContext
 from cloche.gateway.upstream import ListedModel, ModelList
 
 
 class ModelRoutes:
-    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors):
+    def __init__(self, api: OpenAiContext):
         self._api = api
         self._models = ModelList(api.gateway.upstreams)
         self.routes = [
-            Route("/v1/models", DialectEndpoint(dialect, self.list), methods=["GET"]),
-            Route("/v1/models/{model:path}", DialectEndpoint(dialect, self.get), methods=["GET"]),
+            api.route("GET", "/v1/models", self.list),
+            api.route("GET", "/v1/models/{model:path}", self.get),
         ]
 
     async def list(self, request: Request) -> Response:
-        self._api.owner_of(request)
+        self._api.owner(request)
         return json_reply({"object": "list", "data": [model_object(each) for each in await self._models.all()]})
 
     async def get(self, request: Request) -> Response:
-        self._api.owner_of(request)
+        self._api.owner(request)
         return json_reply(model_object(await self._models.get(request.path_params["model"])))
 
 

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from cloche.api.http import DialectEndpoint, StreamResponse, read_whole_body, request_id, run_unless_disconnected
+from cloche.api.dialect import encode_sse, json_reply
+from cloche.api.http import StreamResponse, read_whole_body, request_id, run_unless_disconnected
 from cloche.api.openai.background import BackgroundRuns, visible_event
-from cloche.api.openai.context import BadParameter, OpenAiContext, OpenAiErrors, OpenAiNotFound, json_reply
+from cloche.api.openai.context import BadParameter, OpenAiContext, OpenAiNotFound, turn_stream
 from cloche.api.openai.conversations import ConversationLocks
 from cloche.api.openai.pagination import (
     boolean_parameter,
@@ -31,13 +31,11 @@ from cloche.api.openai.turn_request import resolve_request, response_turn_reques
 from cloche.gateway.request import TurnRequest
 from cloche.store.responses import StoredResponse
 
-QUIET_SECONDS = 10.0
-KEEPALIVE = b": keep-alive\n\n"
 BYTES_OF_TOKEN = 4  # about
 
 
 class ResponseRoutes:
-    def __init__(self, api: OpenAiContext, dialect: OpenAiErrors, busy: ConversationLocks):
+    def __init__(self, api: OpenAiContext, busy: ConversationLocks):
         self._api = api
         self._busy = busy
         self._gateway = api.gateway
@@ -45,17 +43,17 @@ class ResponseRoutes:
         self._runs = BackgroundRuns(api.gateway)
         one = "/v1/responses/{id}"
         self.routes = [
-            Route("/v1/responses", DialectEndpoint(dialect, self.create), methods=["POST"]),
-            Route("/v1/responses/input_tokens", DialectEndpoint(dialect, self.count), methods=["POST"]),
-            Route("/v1/responses/compact", DialectEndpoint(dialect, self.compact_conversation), methods=["POST"]),
-            Route(one, DialectEndpoint(dialect, self.retrieve), methods=["GET"]),
-            Route(one, DialectEndpoint(dialect, self.delete), methods=["DELETE"]),
-            Route(f"{one}/cancel", DialectEndpoint(dialect, self.cancel), methods=["POST"]),
-            Route(f"{one}/input_items", DialectEndpoint(dialect, self.input_items), methods=["GET"]),
+            api.route("POST", "/v1/responses", self.create),
+            api.route("POST", "/v1/responses/input_tokens", self.count),
+            api.route("POST", "/v1/responses/compact", self.compact_conversation),
+            api.route("GET", one, self.retrieve),
+            api.route("DELETE", one, self.delete),
+            api.route("POST", f"{one}/cancel", self.cancel),
+            api.route("GET", f"{one}/input_items", self.input_items),
         ]
 
     async def create(self, request: Request) -> ASGIApp:
-        owner = self._api.owner_of(request)
+        owner = self._api.owner(request)
         wanted = await resolve_request(self._gateway, owner, decode_response(await read_whole_body(request)))
         if wanted.store:
             await self._stored.check_allowed(owner)
@@ -67,7 +65,7 @@ class ResponseRoutes:
         return json_reply(await run_unless_disconnected(request, complete_response(answer)))
 
     async def retrieve(self, request: Request) -> ASGIApp:
-        owner, id = self._api.owner_of(request), request.path_params["id"]
+        owner, id = self._api.owner(request), request.path_params["id"]
         if boolean_parameter(request, "stream"):
             return await self._follow_stream(request, owner, id)
         run = self._runs.find(owner, id)
@@ -78,7 +76,7 @@ class ResponseRoutes:
         return json_reply(_visible_stored(await self._find_response(owner, id), request))
 
     async def delete(self, request: Request) -> Response:
-        owner, id = self._api.owner_of(request), request.path_params["id"]
+        owner, id = self._api.owner(request), request.path_params["id"]
         run = self._runs.find(owner, id)
         if run is not None:
             await run.cancel()
@@ -87,7 +85,7 @@ class ResponseRoutes:
         return json_reply({"id": id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
-        owner, id = self._api.owner_of(request), request.path_params["id"]
+        owner, id = self._api.owner(request), request.path_params["id"]
         run = self._runs.find(owner, id)
         if run is not None:
             await run.cancel()
@@ -97,7 +95,7 @@ class ResponseRoutes:
         return json_reply(_visible_stored(found, request))
 
     async def input_items(self, request: Request) -> Response:
-        owner, id = self._api.owner_of(request), request.path_params["id"]
+        owner, id = self._api.owner(request), request.path_params["id"]
         asked = decode_page(request.query_params)
         given = await self._stored.input(owner, id)
         if given is None:
@@ -109,13 +107,13 @@ class ResponseRoutes:
 
     async def count(self, request: Request) -> Response:
         """An estimate: only the upstream has the model's tokenizer."""
-        owner = self._api.owner_of(request)
+        owner = self._api.owner(request)
         wanted = await resolve_request(self._gateway, owner, decode_response(await read_whole_body(request)))
         asked = await response_turn_request(self._gateway, owner, wanted)
         return json_reply({"object": "response.input_tokens", "input_tokens": estimated_tokens(asked)})
 
     async def compact_conversation(self, request: Request) -> Response:
-        self._api.owner_of(request)
+        self._api.owner(request)
         decode_response(await read_whole_body(request))
         raise OpenAiNotFound(
             "This server does not compact conversations: send what matters of them as input.", reason="unsupported"
@@ -161,18 +159,11 @@ class ResponseRoutes:
 
 
 def stream_events(batches: AsyncGenerator[list[Event], None], *, with_outputs: bool = True) -> StreamResponse:
-    return StreamResponse(
-        _encode_batches(batches, with_outputs=with_outputs),
-        headers={"cache-control": "no-cache"},
-        media_type="text/event-stream; charset=utf-8",
-        at_once=True,
-        quiet_seconds=QUIET_SECONDS,
-        keepalive=KEEPALIVE,
-    )
+    return turn_stream(_encode_batches(batches, with_outputs=with_outputs))
 
 
 def encode_event(event: Event) -> bytes:
-    return b"event: " + str(event["type"]).encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+    return encode_sse(msgspec.json.encode(event), str(event["type"]).encode())
 
 
 def visible_response(body: dict[str, Any], include: Iterable[str]) -> dict[str, Any]:

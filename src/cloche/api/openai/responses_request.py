@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from cloche.api.dialect import InvalidJson, decode_json
 from cloche.api.openai.context import (
     MAX_INCLUDE,
     MAX_TOOLS,
@@ -145,9 +146,9 @@ def json_object(body: bytes) -> dict[str, Any]:
             f"The body of your request is too complex: {MAX_JSON_MARKS} objects, lists or commas at most.", None
         )
     try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        why = _NOT_UNICODE if "surrogate" in str(error) or _HALF_PAIR.search(body) else error
+        value = decode_json(body)
+    except InvalidJson as error:
+        why = _NOT_UNICODE if "surrogate" in error.detail or _HALF_PAIR.search(body) else error.detail
         raise BadParameter(f"We could not parse the JSON body of your request: {why}", None, "invalid_json") from None
     if not isinstance(value, dict):
         raise BadParameter("The body of your request must be a JSON object.", None, "invalid_json")
