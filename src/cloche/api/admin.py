@@ -19,15 +19,15 @@ import msgspec
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.admin_requests import AdminRequests
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import Dialect, DialectEndpoint, read_whole_body
+from cloche.api.dialect import InvalidJson, decode_json, dialect_route, json_reply
+from cloche.api.http import Dialect, read_whole_body
 from cloche.api.requests import RequestTracker, mark_owner_erased
-from cloche.api.system import OwnRouter, error_reply, json_reply
+from cloche.api.system import error_reply, own_router
 from cloche.config.sections import QUOTA_NAMES, QuotaOverride
 from cloche.engine.engine import Engine
 from cloche.engine.operations.erase import end_all_of_owner
@@ -54,7 +54,7 @@ class AdminAudit:
     def __init__(self, dialect: Dialect, directory: Path, gatekeeper: Gatekeeper):
         self._directory = directory
         self._gatekeeper = gatekeeper
-        self.routes = [Route("/admin/audit", DialectEndpoint(dialect, self.list), methods=["GET"])]
+        self.routes = [dialect_route(dialect, "GET", "/admin/audit", self.list)]
 
     async def list(self, request: Request) -> Response:
         """Lines of the audit log. Actions of the last second may still be missing."""
@@ -104,7 +104,7 @@ class AdminCapacity:
     def __init__(self, dialect: Dialect, engine: Engine, gatekeeper: Gatekeeper):
         self._engine = engine
         self._gatekeeper = gatekeeper
-        self.routes = [Route("/admin/capacity", DialectEndpoint(dialect, self.show), methods=["GET"])]
+        self.routes = [dialect_route(dialect, "GET", "/admin/capacity", self.show)]
 
     async def show(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
@@ -141,12 +141,12 @@ class AdminTenants:
         self._gatekeeper = gatekeeper
         one_owner, one_key = "/admin/quotas/{owner}", "/admin/keys/{id}/quota"
         self.routes = [
-            Route("/admin/usage", DialectEndpoint(dialect, self.usage), methods=["GET"]),
-            Route("/admin/usage/{owner}", DialectEndpoint(dialect, self.show_owner_usage), methods=["GET"]),
-            Route("/admin/quotas", DialectEndpoint(dialect, self.list), methods=["GET"]),
-            *(Route(path, DialectEndpoint(dialect, self.show), methods=["GET"]) for path in (one_owner, one_key)),
-            *(Route(path, DialectEndpoint(dialect, self.set), methods=["PUT"]) for path in (one_owner, one_key)),
-            *(Route(path, DialectEndpoint(dialect, self.reset), methods=["DELETE"]) for path in (one_owner, one_key)),
+            dialect_route(dialect, "GET", "/admin/usage", self.usage),
+            dialect_route(dialect, "GET", "/admin/usage/{owner}", self.show_owner_usage),
+            dialect_route(dialect, "GET", "/admin/quotas", self.list),
+            *(dialect_route(dialect, "GET", path, self.show) for path in (one_owner, one_key)),
+            *(dialect_route(dialect, "PUT", path, self.set) for path in (one_owner, one_key)),
+            *(dialect_route(dialect, "DELETE", path, self.reset) for path in (one_owner, one_key)),
         ]
 
     async def usage(self, request: Request) -> Response:
@@ -201,10 +201,11 @@ class AdminTenants:
 def decode_quota_override(body: bytes) -> QuotaOverride:
     """Raises InvalidRequest."""
     try:
-        return msgspec.json.decode(body, type=QuotaOverride)
-    except (msgspec.DecodeError, UnicodeDecodeError, errors.InvalidRequest) as error:
+        return decode_json(body, QuotaOverride)
+    except errors.InvalidRequest as error:
+        why = error.detail if isinstance(error, InvalidJson) else error
         raise errors.InvalidRequest(
-            f"the body must be JSON with numbers, or null for no limit, for {', '.join(QUOTA_NAMES)}: {error}"
+            f"the body must be JSON with numbers, or null for no limit, for {', '.join(QUOTA_NAMES)}: {why}"
         ) from None
 
 
@@ -355,7 +356,7 @@ class AdminOwners:
     def __init__(self, dialect: Dialect, erasing: OwnerErasure, gatekeeper: Gatekeeper):
         self._erasing = erasing
         self._gatekeeper = gatekeeper
-        self.routes = [Route("/admin/owners/{owner}", DialectEndpoint(dialect, self.erase_owner), methods=["DELETE"])]
+        self.routes = [dialect_route(dialect, "DELETE", "/admin/owners/{owner}", self.erase_owner)]
 
     async def erase_owner(self, request: Request) -> Response:
         """Erases an owner. Harmless for an owner without any data."""
@@ -395,12 +396,12 @@ class AdminApi:
         self._engine = engine
         self._quotas = engine.quotas
         self._gatekeeper = gatekeeper
-        self._routes = OwnRouter(
+        self._routes = own_router(
             [
-                Route("/admin/keys", DialectEndpoint(self, self.list), methods=["GET"]),
-                Route("/admin/keys", DialectEndpoint(self, self.add), methods=["POST"]),
-                Route("/admin/keys/{id}", DialectEndpoint(self, self.revoke), methods=["DELETE"]),
-                Route("/admin/keys/{id}/rotate", DialectEndpoint(self, self.rotate), methods=["POST"]),
+                dialect_route(self, "GET", "/admin/keys", self.list),
+                dialect_route(self, "POST", "/admin/keys", self.add),
+                dialect_route(self, "DELETE", "/admin/keys/{id}", self.revoke),
+                dialect_route(self, "POST", "/admin/keys/{id}/rotate", self.rotate),
                 *AdminTenants(self, engine.quotas, keys, gatekeeper).routes,
                 *AdminRequests(self, steps, gatekeeper).routes,
                 *AdminCapacity(self, engine, gatekeeper).routes,
@@ -447,10 +448,10 @@ class AdminApi:
 def decode_key_request(body: bytes, kind: type[T]) -> T:
     """Raises InvalidRequest."""
     try:
-        return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decode_json(body or b"{}", kind)
+    except InvalidJson as error:
         fields = ", ".join(each.name for each in msgspec.structs.fields(kind))
-        raise errors.InvalidRequest(f"the body must be JSON with {fields}: {error}") from None
+        raise errors.InvalidRequest(f"the body must be JSON with {fields}: {error.detail}") from None
 
 
 def new_key_response(record: KeyRecord, key: str) -> dict[str, object]:

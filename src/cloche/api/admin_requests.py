@@ -8,12 +8,11 @@ from typing import Any
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import Dialect, DialectEndpoint
-from cloche.api.system import json_reply
+from cloche.api.dialect import dialect_route, json_reply
+from cloche.api.http import Dialect
 from cloche.store.gateway import StepQuery, StepRecord, StoredSteps
 
 MAX_REQUESTS_PER_PAGE = 1000
@@ -26,8 +25,8 @@ class AdminRequests:
         self._steps = steps
         self._gatekeeper = gatekeeper
         self.routes = [
-            Route("/admin/requests", DialectEndpoint(dialect, self.list), methods=["GET"]),
-            Route("/admin/requests/{id:path}", DialectEndpoint(dialect, self.show), methods=["GET"]),
+            dialect_route(dialect, "GET", "/admin/requests", self.list),
+            dialect_route(dialect, "GET", "/admin/requests/{id:path}", self.show),
         ]
 
     async def list(self, request: Request) -> Response:

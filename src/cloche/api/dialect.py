@@ -138,6 +138,11 @@ def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None =
     return Response(encode_json(body), status, headers, JSON_TYPE)
 
 
+def encoded_json_reply(body: bytes) -> Response:
+    """A response with JSON that is encoded already."""
+    return Response(body, media_type=JSON_TYPE)
+
+
 _FIRST_SECONDS, _LAST_SECONDS = -62135596800, 253402300799  # the years 1 to 9999, which is what RFC 3339 can write
 
 
@@ -280,10 +285,11 @@ class DialectRouter:
         try:
             await self._router(scope, receive, send)
         except HTTPException as error:
-            response = self._missing(error.status_code, _describe_missing_route(error, scope))
+            response = self._missing(error.status_code, describe_missing_route(error, scope))
             response.headers.update(error.headers or {})
             await response(scope, receive, send)
 
 
-def _describe_missing_route(error: HTTPException, scope: Scope) -> str:
+def describe_missing_route(error: HTTPException, scope: Scope) -> str:
+    """The message for a router's 404 or 405."""
     return "no such route" if error.status_code == 404 else f"{scope['method']} is not possible there"

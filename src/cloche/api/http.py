@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from typing import Any, Protocol, TypeVar
 
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -174,11 +173,6 @@ def strip_prefix(scope: Scope, prefixes: Sequence[str]) -> None:
     path: str = scope["path"]
     prefix = next((each for each in prefixes if path == each or path.startswith(each + "/")), "")
     scope["path"], scope["root_path"] = path[len(prefix) :] or "/", ""
-
-
-def describe_missing_route(error: HTTPException, scope: Scope) -> str:
-    """The message for a router's 404 or 405."""
-    return "there is no such path" if error.status_code == 404 else f"{scope['method']} is not possible there"
 
 
 async def read_body_chunks(

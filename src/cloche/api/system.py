@@ -6,20 +6,19 @@ import contextlib
 import shutil
 from collections.abc import Iterable, Sequence
 
-import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, Router
+from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper, is_local
-from cloche.api.http import DialectEndpoint, status_of
+from cloche.api.dialect import DialectRouter, dialect_route, json_reply
+from cloche.api.http import status_of
 from cloche.api.requests import RequestTracker
 from cloche.engine.engine import Engine
 from cloche.engine.operations.health import Health
@@ -27,28 +26,15 @@ from cloche.gateway.gateway import GatewayCounters as GatewayTally
 from cloche.telemetry import Histogram
 
 
-class OwnRouter:
-    """A router for the server's own routes. Its 404 and 405 responses have the server's own error format."""
-
-    def __init__(self, routes: Sequence[BaseRoute]):
-        self._router = Router(routes, redirect_slashes=False)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self  # makes the router raise what it would else answer in its own words
-        try:
-            await self._router(scope, receive, send)
-        except HTTPException as error:
-            await _missing_route_response(error, scope)(scope, receive, send)
+def own_router(routes: Sequence[BaseRoute]) -> DialectRouter:
+    """A router for the server's own routes, with errors in the server's own format."""
+    return DialectRouter(routes, _missing_route_reply)
 
 
-def _missing_route_response(error: HTTPException, scope: Scope) -> Response:
-    if error.status_code == 404:
-        response = error_reply(errors.NotFound("there is no such path: docs/deploy.md says what there is"))
-    else:
-        response = error_reply(errors.InvalidRequest(f"{scope['method']} is not possible there"))
-    response.status_code = error.status_code
-    response.headers.update(error.headers or {})
-    return response
+def _missing_route_reply(status: int, what: str) -> Response:
+    kind = errors.NotFound if status == 404 else errors.InvalidRequest
+    hint = ": docs/deploy.md says what there is" if status == 404 else ""
+    return json_reply({"error": {"code": kind.code, "message": what + hint}}, status)
 
 
 class SystemApi:
@@ -76,11 +62,11 @@ class SystemApi:
         self._registry = CollectorRegistry()
         self._registry.register(_MetricsCollector(engine, gateway, health, traffic))
         ProcessCollector(registry=self._registry)
-        self._routes = OwnRouter(
+        self._routes = own_router(
             [
-                Route("/health", DialectEndpoint(self, self.health), methods=["GET"]),
-                Route("/ready", DialectEndpoint(self, self.ready), methods=["GET"]),
-                Route("/metrics", DialectEndpoint(self, self.metrics), methods=["GET"]),
+                dialect_route(self, "GET", "/health", self.health),
+                dialect_route(self, "GET", "/ready", self.ready),
+                dialect_route(self, "GET", "/metrics", self.metrics),
             ]
         )
 
@@ -107,10 +93,6 @@ class SystemApi:
         if not (self._local and is_local(request)):
             self._gatekeeper.admit_admin(request)
         return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
-
-
-def json_reply(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
 def error_reply(error: errors.ClocheError) -> Response:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route, Router
+from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -24,7 +24,8 @@ from cloche.api.console.context import AdminReadAudit, ConsoleContext, ConsolePa
 from cloche.api.console.login import ConsoleLogin, safe_page_of_url
 from cloche.api.console.security import ConsoleAuth, HardenedSend
 from cloche.api.console.statics import STATIC_PREFIX as STATIC
-from cloche.api.http import DialectEndpoint, Handler, describe_missing_route, request_id, status_of
+from cloche.api.dialect import describe_missing_route, dialect_route
+from cloche.api.http import DialectEndpoint, Handler, request_id, status_of
 from cloche.protocol import responses
 
 # Each has `pages(house) -> list[Page]`.
@@ -59,17 +60,17 @@ class Console:
         self._looks = AdminReadAudit(house.engine.trail.record)
         self._behind = dict(behind)
         routes = [
-            Route("/ui/login", DialectEndpoint(self, self.login.show), methods=["GET"]),
-            Route("/ui/login", DialectEndpoint(self, self.login.enter), methods=["POST"]),
-            Route("/ui/login/state", DialectEndpoint(self, self.login.state), methods=["GET"]),
-            Route("/ui/login/links", DialectEndpoint(self, self.login.link), methods=["POST"]),
-            Route("/ui/logout", DialectEndpoint(self, self.login.leave), methods=["POST"]),
-            Route(STATIC + "{name:path}", DialectEndpoint(self, house.statics.answer), methods=["GET"]),
+            dialect_route(self, "GET", "/ui/login", self.login.show),
+            dialect_route(self, "POST", "/ui/login", self.login.enter),
+            dialect_route(self, "GET", "/ui/login/state", self.login.state),
+            dialect_route(self, "POST", "/ui/login/links", self.login.link),
+            dialect_route(self, "POST", "/ui/logout", self.login.leave),
+            dialect_route(self, "GET", STATIC + "{name:path}", house.statics.answer),
             *(
-                Route("/ui" + each.path, DialectEndpoint(self, self._guard_page(each)), methods=each.methods)
+                dialect_route(self, each.methods, "/ui" + each.path, self._guard_page(each))
                 for each in load_pages(house)
             ),
-            Route("/ui", DialectEndpoint(self, _redirect_home), methods=["GET"]),
+            dialect_route(self, "GET", "/ui", _redirect_home),
         ]
         self._router = Router(routes, redirect_slashes=False)
 

@@ -11,13 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.console.statics import ConsoleStatics
+from cloche.api.dialect import InvalidJson, decode_json
 from cloche.api.http import read_whole_body
 from cloche.api.requests import RequestTracker, audited_id_of
 from cloche.config import Config
@@ -171,9 +171,9 @@ def compress_partial(request: Request, response: Response) -> Response:
 async def decode_body(request: Request, kind: type[T]) -> T:
     """Raises InvalidRequest, TooLarge."""
     try:
-        return msgspec.json.decode(await read_whole_body(request, MAX_BODY_BYTES), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise errors.InvalidRequest(f"the request makes no sense: {error}") from None
+        return decode_json(await read_whole_body(request, MAX_BODY_BYTES), kind)
+    except InvalidJson as error:
+        raise errors.InvalidRequest(f"invalid request: {error.detail}") from None
 
 
 # Audit records of the pages that an admin reads in the console, if they show other owners' objects.

@@ -15,8 +15,8 @@ from cloche import errors
 from cloche.api.console.context import ConsoleContext
 from cloche.api.console.security import ConsoleAuth
 from cloche.api.console.sessions import LINK_SECONDS
+from cloche.api.dialect import json_reply
 from cloche.api.http import read_whole_body, status_of
-from cloche.api.system import json_reply
 from cloche.model import KIB, Principal
 from cloche.telemetry import log
 

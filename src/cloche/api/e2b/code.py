@@ -15,11 +15,11 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
-from cloche.api.dialect import InvalidJson, decode_json_object, json_reply
+from cloche.api.dialect import InvalidJson, decode_json_object, dialect_route, json_reply
 from cloche.api.e2b.registry import E2bSandboxes, e2b_sandbox_of, sandbox_away_reply
 from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS
 from cloche.api.encoding import ascii_json, to_json_value
-from cloche.api.http import DialectEndpoint, DropConnection, Handler, StreamResponse, read_whole_body, status_of
+from cloche.api.http import DropConnection, Handler, StreamResponse, read_whole_body, status_of
 from cloche.config import Config
 from cloche.engine.executions.context import LANGUAGES, Context
 from cloche.engine.executions.execution import Execution
@@ -223,7 +223,7 @@ def code_routes(residents: E2bSandboxes, config: Config) -> list[BaseRoute]:
     plane = CodeServer()
 
     def route(path: str, method: str, handler: Handler) -> Route:
-        return Route(path, DialectEndpoint(plane, handler), methods=[method])
+        return dialect_route(plane, method, path, handler)
 
     return [
         route("/health", "GET", plane.health),

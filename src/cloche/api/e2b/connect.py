@@ -17,15 +17,14 @@ from typing import Any, TypeVar, dataclass_transform
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from cloche import errors
-from cloche.api.dialect import json_reply
+from cloche.api.dialect import dialect_route, json_reply
 from cloche.api.e2b.registry import e2b_sandbox_of
 from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS
 from cloche.api.http import (
     Dialect,
-    DialectEndpoint,
     Handler,
     ResetConnection,
     StreamResponse,
@@ -106,9 +105,7 @@ Reply = Mapping[str, Any]
 
 def service_routes(name: str, dialect: Dialect, methods: Mapping[str, Handler]) -> list[BaseRoute]:
     """The routes of one service, such as `process.Process`."""
-    return [
-        Route(f"/{name}/{method}", DialectEndpoint(dialect, call), methods=["POST"]) for method, call in methods.items()
-    ]
+    return [dialect_route(dialect, "POST", f"/{name}/{method}", call) for method, call in methods.items()]
 
 
 def unary_handler(kind: type[M], call: Callable[[Request, M], Awaitable[Reply]]) -> Handler:

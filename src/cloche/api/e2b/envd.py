@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
-from cloche.api.dialect import InvalidJson, decode_json, json_reply
+from cloche.api.dialect import InvalidJson, decode_json, dialect_route, json_reply
 from cloche.api.e2b import connect, filesystem, process
 from cloche.api.e2b import envd_schema as wire
 from cloche.api.e2b.registry import E2bSandboxes, e2b_sandbox_of, sandbox_away_reply
@@ -30,7 +30,6 @@ from cloche.api.encoding import (
     parse_range_header,
 )
 from cloche.api.http import (
-    DialectEndpoint,
     DropConnection,
     Handler,
     StreamResponse,
@@ -276,7 +275,7 @@ def envd_routes(residents: E2bSandboxes, config: Config) -> list[BaseRoute]:
     plane, services, files = Envd(), ConnectErrors(), EnvdFiles(config.server.upload_bytes)
 
     def route(path: str, method: str, handler: Handler) -> Route:
-        return Route(path, DialectEndpoint(plane, handler), methods=[method])
+        return dialect_route(plane, method, path, handler)
 
     return [
         route("/health", "GET", plane.health),

@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.auth import derive_sandbox_token, secrets_match
-from cloche.api.dialect import decode_json_body, format_timestamp, json_reply
+from cloche.api.dialect import decode_json_body, dialect_route, format_timestamp, json_reply
 from cloche.api.e2b.context import E2bContext
 from cloche.api.e2b.envd import BYTES_TYPE, buffer_small_content
 from cloche.api.e2b.replies import is_worth_retrying
 from cloche.api.e2b.sandboxes_schema import parse_whole_number
-from cloche.api.http import DialectEndpoint, Handler, StreamResponse, read_body_chunks, status_of
+from cloche.api.http import Handler, StreamResponse, read_body_chunks, status_of
 from cloche.engine.sandboxes.files import SandboxFiles
 from cloche.engine.sandboxes.volumes import VOLUME_PATH
 from cloche.model import FileInfo, Struct, check_mode
@@ -259,7 +259,7 @@ class VolumeContent:
             return json_reply(encode_file_stat(await _apply_metadata_change(files, place, asked, written)), 201)
 
     def _content_route(self, method: str, kind: str, handler: Handler) -> Route:
-        return Route(f"/volumecontent/{{id}}/{kind}", DialectEndpoint(self, handler), methods=[method])
+        return dialect_route(self, method, f"/volumecontent/{{id}}/{kind}", handler)
 
     async def _authorized_volume(self, request: Request) -> VolumeRecord:
         """Raises Unauthenticated whether there is such a volume or not, VolumeNotFound."""

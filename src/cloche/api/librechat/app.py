@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import describe_missing_route, strip_prefix
+from cloche.api.dialect import DialectRouter, json_reply
+from cloche.api.http import strip_prefix
 from cloche.api.librechat import exec, files, tool_calls
 from cloche.api.librechat.context import LibreChatContext
 from cloche.api.librechat.exec import ProgramRunner
-from cloche.api.librechat.replies import json_reply
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.store.gateway import GatewayStore
@@ -33,18 +31,14 @@ class LibreChatApi:
             *tool_calls.programmatic_routes(api, workshop),
             *files.file_routes(api),
         ]
-        self._router = Router(routes, redirect_slashes=False)  # clients do not follow redirections
+        self._router = DialectRouter(routes, _missing_reply)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000, "reason": "there is no WebSocket here"})
             return
         strip_prefix(scope, LIBRECHAT_PREFIXES)
-        scope["app"] = self  # makes the router raise what it would else answer in its own words
-        try:
-            await self._router(scope, receive, send)
-        except HTTPException as error:
-            await _missing_reply(error, scope)(scope, receive, send)
+        await self._router(scope, receive, send)
 
 
 async def _health_reply(request: Request) -> Response:
@@ -52,5 +46,5 @@ async def _health_reply(request: Request) -> Response:
     return PlainTextResponse("OK")
 
 
-def _missing_reply(error: HTTPException, scope: Scope) -> Response:
-    return json_reply({"error": describe_missing_route(error, scope)}, error.status_code, dict(error.headers or {}))
+def _missing_reply(status: int, what: str) -> Response:
+    return json_reply({"error": what}, status)

@@ -6,37 +6,35 @@ from math import ceil
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import DialectEndpoint, Handler, read_body_chunks, status_of
+from cloche.api.dialect import DialectContext, json_reply
+from cloche.api.http import read_body_chunks, status_of
 from cloche.api.librechat.identity import LibreChatAuth, LibreChatCaller
 from cloche.api.librechat.limits import ProgramRateLimit, RequestMemory, RequestMemoryShare
-from cloche.api.librechat.replies import LibreChatRefusal, json_reply
+from cloche.api.librechat.replies import LibreChatRefusal
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.model import MIB
 from cloche.store.gateway import GatewayStore
 
-MAX_JSON_BYTES = 50 * MIB
 REQUEST_MEMORY_BYTES = 512 * MIB  # for requests that come, wait or run
 
 
-class LibreChatContext:
-    """The shared state of the handlers."""
+class LibreChatContext(DialectContext):
+    """The context of all handlers. A request has a caller, which may be one of an owner's users."""
+
+    max_body_bytes = 50 * MIB
 
     def __init__(self, engine: Engine, shelf: GatewayStore, gatekeeper: Gatekeeper, config: Config, secret: bytes):
-        self.engine = engine
+        super().__init__(engine, gatekeeper, config)
         self.shelf = shelf
-        self.config = config.librechat
+        self.settings = config.librechat
         self.secret = secret
         self.room = RequestMemory(REQUEST_MEMORY_BYTES)
         self._doorkeeper = LibreChatAuth(gatekeeper, config.librechat.jwt)
         self._pace = ProgramRateLimit(config.librechat.exec_per_minute)
-
-    def route(self, method: str, path: str, handler: Handler) -> Route:
-        return Route(path, DialectEndpoint(self, handler), methods=[method])
 
     def caller(self, request: Request) -> LibreChatCaller:
         """Raises Unauthenticated, Forbidden or LibreChatRefusal."""
@@ -51,10 +49,10 @@ class LibreChatContext:
         self._pace.take(caller)
         return caller
 
-    async def body(self, request: Request, share: RequestMemoryShare) -> bytes:
+    async def counted_body(self, request: Request, share: RequestMemoryShare) -> bytes:
         """Reads the body. Raises TooLarge, and LibreChatRefusal (503) as soon as there is no memory for it."""
         pieces = []
-        async for chunk in read_body_chunks(request, MAX_JSON_BYTES):
+        async for chunk in read_body_chunks(request, self.max_body_bytes):
             share.add_bytes(len(chunk))
             pieces.append(chunk)
         return b"".join(pieces)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
+from cloche.api.dialect import json_reply
 from cloche.api.http import run_unless_disconnected
 from cloche.api.librechat import outcome, programs
 from cloche.api.librechat.context import LibreChatContext
@@ -30,7 +31,7 @@ from cloche.api.librechat.programs import (
     missing_language,
     running_program,
 )
-from cloche.api.librechat.replies import Json, ProgramNotes, json_reply, new_code_id
+from cloche.api.librechat.replies import Json, ProgramNotes, new_code_id
 from cloche.api.librechat.request import ExecRequest, decode_exec
 from cloche.api.librechat.sessions import SPARE_SECONDS, CodeSessions
 from cloche.engine.commands.jobs import OutputCapture
@@ -47,9 +48,9 @@ class ProgramRunner:
 
     def __init__(self, api: LibreChatContext):
         self._engine = api.engine
-        self._config = api.config
-        self._inputs = ProgramInputs(api.shelf.code_files, api.config.max_files)
-        self._outputs = ProgramOutputs(api.shelf.code_files, api.config)
+        self._config = api.settings
+        self._inputs = ProgramInputs(api.shelf.code_files, api.settings.max_files)
+        self._outputs = ProgramOutputs(api.shelf.code_files, api.settings)
         self._sessions = CodeSessions(api, self._inputs, self._outputs)
         self._available = AvailableLanguages(self._probe_sandbox)
         self._ending: set[asyncio.Task[None]] = set()
@@ -182,6 +183,6 @@ class ExecHandler:
     async def _run_request(
         self, request: Request, caller: LibreChatCaller, ticket: ProgramTicket, share: RequestMemoryShare
     ) -> Json:
-        asked = decode_exec(await self._api.body(request, share))
+        asked = decode_exec(await self._api.counted_body(request, share))
         share.settle(asked.bytes)
         return await run_unless_disconnected(request, self._workshop.run_request(caller, asked, ticket.turn()))

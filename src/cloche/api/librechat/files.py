@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
+from cloche.api.dialect import json_reply
 from cloche.api.encoding import format_last_modified
 from cloche.api.http import DropConnection, StreamResponse, read_body_chunks
 from cloche.api.librechat.context import LibreChatContext
@@ -26,7 +27,6 @@ from cloche.api.librechat.replies import (
     content_type_of,
     is_code_id,
     iso_timestamp,
-    json_reply,
     new_code_id,
     safe_suffix,
 )
@@ -158,7 +158,7 @@ class LibreChatUpload:
         self.failures = 0
         self.too_many = False
         self._files = api.shelf.code_files
-        self._config = api.config
+        self._config = api.settings
         self._caller = caller
         self._room = arriving.new_reservation(caller)
         self._fields: dict[str, str] = {}
@@ -410,7 +410,7 @@ class LibreChatFiles:
         async with LibreChatUpload(self._api, self._arriving, self._api.caller(request)) as upload:
             await upload.take(request)
             made = await upload.keep()
-            body = batch_body(upload, made, self._api.config.max_files)
+            body = batch_body(upload, made, self._api.settings.max_files)
             return json_reply(body, 200 if made else upload.failed[0].refusal.status)
 
     async def download_file(self, request: Request) -> Response:

@@ -8,13 +8,10 @@ import re
 import secrets
 import string
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-from starlette.responses import Response
-
 from cloche import errors
+from cloche.api.dialect import format_timestamp
 
 CODE_ID_LENGTH = 21
 RETRY_SECONDS = 5
@@ -54,13 +51,9 @@ def is_code_id(id: object) -> bool:
     return isinstance(id, str) and len(id) == CODE_ID_LENGTH and all(letter in _ID_LETTERS for letter in id)
 
 
-def json_reply(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), status, headers=headers, media_type="application/json")
-
-
 def iso_timestamp(seconds: float) -> str:
     """ISO 8601 to the millisecond, as JavaScript writes it."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+    return format_timestamp(seconds, "milliseconds")
 
 
 # Names of files. A name is kept exactly as it came, or refused: clients look up the same name again.

@@ -152,7 +152,7 @@ class CodeSessions:
 
     def __init__(self, api: LibreChatContext, inputs: ProgramInputs, outputs: ProgramOutputs):
         self._engine = api.engine
-        self._config = api.config
+        self._config = api.settings
         self._files = api.shelf.code_files
         self._workspaces = api.shelf.code_sessions
         self._inputs = inputs

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
+from cloche.api.dialect import json_reply
 from cloche.api.http import read_whole_body, run_unless_disconnected
 from cloche.api.librechat.context import LibreChatContext
 from cloche.api.librechat.continuation import ContinuationTokens
@@ -30,7 +31,7 @@ from cloche.api.librechat.identity import LibreChatCaller
 from cloche.api.librechat.outcome import MEMORY, TIME, ProgramOutcome, mark_out_of_memory
 from cloche.api.librechat.program_sandbox import ProgramSandbox
 from cloche.api.librechat.programs import language_of, running_program
-from cloche.api.librechat.replies import Json, LibreChatRefusal, json_reply
+from cloche.api.librechat.replies import Json, LibreChatRefusal
 from cloche.api.librechat.request import ToolProgram, decode_object, decode_program, decode_results
 from cloche.api.librechat.sessions import SPARE_SECONDS
 from cloche.engine.commands.jobs import CapturedStream, OutputCapture
@@ -156,7 +157,7 @@ class ProgrammaticHandler:
     def __init__(self, api: LibreChatContext, workshop: ProgramRunner):
         self._api = api
         self._workshop = workshop
-        self._dialogues = ToolDialogues(ContinuationTokens(api.secret), api.config.tool_wait_seconds)
+        self._dialogues = ToolDialogues(ContinuationTokens(api.secret), api.settings.tool_wait_seconds)
         api.engine.housing.admission.shut_out.hear(self._dialogues.end_all)
         self._cancelling = RequestCancellations()
 
@@ -165,7 +166,7 @@ class ProgrammaticHandler:
         with self._cancelling.track_request(caller, request.headers.get(REQUEST_ID_HEADER)) as cancellable:
             with self._api.room.share(caller) as share:
                 # What was sent is not kept while the client waits: it can be large.
-                dialogue, told = self._accept_request(request, caller, await self._api.body(request, share))
+                dialogue, told = self._accept_request(request, caller, await self._api.counted_body(request, share))
             cancellable.on_cancel(partial(self._dialogues.end, dialogue.id))
             try:
                 said = await run_unless_disconnected(request, _wait_for_answer(told))
@@ -194,7 +195,7 @@ class ProgrammaticHandler:
             dialogue, round = self._dialogues.find(token, caller)
             return dialogue, dialogue.submit(round, results)
         self._api.starter(request)
-        program = decode_program(given, self._api.config.max_tools)
+        program = decode_program(given, self._api.settings.max_tools)
         size = max(len(body), sys.getsizeof(program.asked.code))
         dialogue = self._dialogues.begin(caller, partial(self._run_dialogue, caller, program), size)
         return dialogue, dialogue.first
@@ -213,8 +214,8 @@ class ProgrammaticHandler:
     async def _run_program(self, place: ProgramSandbox, program: ToolProgram, dialogue: ToolDialogue) -> ProgramOutcome:
         language, bounds = language_of(program.asked.lang), self._workshop.bounds(program.asked)
         assert language is not None
-        began_at, tools, max_calls = time.monotonic(), place.sandbox.tools, self._api.config.max_tool_calls
-        patience = self._api.config.tool_wait_seconds + bounds.seconds + SPARE_SECONDS
+        began_at, tools, max_calls = time.monotonic(), place.sandbox.tools, self._api.settings.max_tool_calls
+        patience = self._api.settings.tool_wait_seconds + bounds.seconds + SPARE_SECONDS
         async with (
             tools.make_offer(
                 program.tools, language=program.language, max_calls=max_calls, raw=True, no_room=dialogue.no_room

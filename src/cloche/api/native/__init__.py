@@ -11,8 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
+from cloche.api.dialect import encoded_json_reply
 from cloche.api.http import DialectEndpoint
-from cloche.api.native.context import NativeContext, NativeErrors, raw_json_response
+from cloche.api.native.context import NativeContext
 from cloche.api.native.openapi import openapi_document
 from cloche.api.native.routes import api_operations, socket_operations
 from cloche.api.native.sockets import SocketEndpoint
@@ -26,20 +27,15 @@ class NativeApi:
     """Serves requests under `/api/v1`. Its errors are `{"error": {"code": .., "message": .., "request_id": ..}}`."""
 
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config):
-        api, dialect = NativeContext(engine, gatekeeper, config), NativeErrors()
+        api = NativeContext(engine, gatekeeper, config)
         table, sockets = api_operations(api), socket_operations()
         self._document = responses.encode_json(openapi_document(version("cloche"), table, sockets))
-        self._nothing = DialectEndpoint(dialect, _raise_no_route)
-        routes: list[BaseRoute] = [
-            Route(API_PREFIX + each.path, DialectEndpoint(dialect, each.handler), methods=[each.method])
-            for each in table
-        ]
+        self._nothing = DialectEndpoint(api, _raise_no_route)
+        routes: list[BaseRoute] = [api.route(each.method, API_PREFIX + each.path, each.handler) for each in table]
         routes += [WebSocketRoute(API_PREFIX + each.path, SocketEndpoint(api, each.talk)) for each in sockets]
+        routes.append(api.route("GET", API_PREFIX + "/openapi.json", self._serve_openapi_document))
         routes += [
-            Route(API_PREFIX + "/openapi.json", DialectEndpoint(dialect, self._serve_openapi_document), methods=["GET"])
-        ]
-        routes += [
-            Route(path, DialectEndpoint(dialect, _raise_wrong_method))
+            Route(path, DialectEndpoint(api, _raise_wrong_method))
             for path in {API_PREFIX + each.path for each in table}
         ]
         self.routes = routes
@@ -49,7 +45,7 @@ class NativeApi:
         await self._router(scope, receive, send)
 
     async def _serve_openapi_document(self, request: Request) -> Response:
-        return raw_json_response(self._document)
+        return encoded_json_reply(self._document)
 
     async def _answer_missing_route(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

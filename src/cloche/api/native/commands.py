@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
+from cloche.api.dialect import json_reply
 from cloche.api.http import read_body_chunks, run_unless_disconnected
-from cloche.api.native.context import NativeContext, decode_request_body, json_response
+from cloche.api.native.context import NativeContext, decode_request_body
 from cloche.engine.commands.commands import SandboxCommands as Core
 from cloche.engine.commands.program import SandboxProgram
 from cloche.event_queue import Signal
@@ -129,17 +130,17 @@ class NativeCommands:
         asked = await decode_request_body(request, requests.RunCommandRequest)
         stdin = asked.stdin if asked.stdin_base64 is None else asked.stdin_base64
         running = commands.run(asked.command, **_launch_options(asked), stdin=stdin)
-        return json_response(await run_unless_disconnected(request, running))
+        return json_reply(await run_unless_disconnected(request, running))
 
     async def start(self, request: Request) -> Response:
         commands = (await self._api.sandbox(request)).commands
         process = await start_requested_process(
             commands, await decode_request_body(request, requests.StartProcessRequest)
         )
-        return json_response(responses.ProcessStartedResponse(id=process.id, pid=process.pid), 201)
+        return json_reply(responses.ProcessStartedResponse(id=process.id, pid=process.pid), 201)
 
     async def list(self, request: Request) -> Response:
-        return json_response(await (await self._api.sandbox(request)).commands.list())
+        return json_reply(await (await self._api.sandbox(request)).commands.list())
 
     async def kill(self, request: Request) -> Response:
         (await self._process_from_path(request)).kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,11 +11,10 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from cloche import errors
-from cloche.api.auth import OPERATOR_STATE, Gatekeeper
-from cloche.api.http import read_whole_body, request_id, status_of
-from cloche.config import Config
-from cloche.engine.engine import Engine
-from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.api.auth import OPERATOR_STATE
+from cloche.api.dialect import DialectContext, invalid_type, json_reply
+from cloche.api.http import read_whole_body, request_id_of, status_of
+from cloche.event_json import decode_json
 from cloche.model import Principal
 from cloche.protocol import OWN_ONLY_HEADER, responses
 
@@ -27,50 +25,39 @@ MAX_SLOW_PARSE_VALUES = 200_000  # of a message with halves of surrogates, which
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*?)`")
 
 
-class NativeContext:
-    """Authenticates requests and finds their sandboxes.
+class NativeContext(DialectContext):
+    """The context of all handlers of this dialect.
 
     A sandbox of another owner is reported as unknown, except to the server's operator: a client of the control
-    socket, or an admin at the console.
+    socket, or an admin at the console. Errors are `{"error": {"code": .., "message": .., "request_id": ..}}`.
     """
 
-    def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config):
-        self.engine = engine
-        self.config = config
-        self._gatekeeper = gatekeeper
+    def render_error(self, error: errors.ClocheError, request: HTTPConnection) -> Response:
+        fault = responses.to_error_info(error, request_id_of(request.scope))
+        return json_reply(responses.ErrorResponse(error=fault), status_of(error))
 
-    def admit(self, connection: HTTPConnection) -> Principal:
-        """Raises Unauthenticated or Forbidden."""
-        return self._gatekeeper.admit(connection)
-
-    def owner(self, connection: HTTPConnection) -> str | None:
-        """The owner of the visible sandboxes; None for the operator, which sees all. Raises as `admit` does."""
+    def visible_owner(self, connection: HTTPConnection) -> str | None:
         principal = self.admit(connection)
-        return None if self.is_operator(connection) else principal.owner
+        return None if _is_operator(connection, principal) else principal.owner
 
     def is_operator(self, connection: HTTPConnection) -> bool:
         """Whether the client is an admin without a key: over the control socket, or on a server without keys.
 
         So is an admin logged in at the console. Raises as `admit` does.
         """
-        principal = self.admit(connection)
-        if connection.headers.get(OWN_ONLY_HEADER):
-            return False
-        at_console = connection.scope["state"].get(OPERATOR_STATE, False)
-        return principal.role == "admin" and (at_console or not principal.key_id)
+        return _is_operator(connection, self.admit(connection))
 
     async def named(self, connection: HTTPConnection) -> tuple[str, str]:
         """The id and the owner of the sandbox in the path, also of a paused one. Raises SandboxNotFound."""
-        owner, id = self.owner(connection), str(connection.path_params["id"])
+        owner, id = self.visible_owner(connection), self.sandbox_id(connection)
         return id, (await self.engine.describe(id, owner)).owner
 
-    async def sandbox(self, connection: HTTPConnection) -> Sandbox:
-        """The running sandbox in the path. Raises SandboxNotFound, Gone or SandboxPaused."""
-        owner = self.owner(connection)
-        id = str(connection.path_params["id"])
-        sandbox = await (self.engine.find(id) if owner is None else self.engine.get(id, owner))
-        sandbox.check_running()
-        return sandbox
+
+def _is_operator(connection: HTTPConnection, principal: Principal) -> bool:
+    if connection.headers.get(OWN_ONLY_HEADER):
+        return False
+    at_console = connection.scope["state"].get(OPERATOR_STATE, False)
+    return principal.role == "admin" and (at_console or not principal.key_id)
 
 
 async def decode_request_body(request: Request, kind: type[T]) -> T:
@@ -82,7 +69,7 @@ async def decode_request_body(request: Request, kind: type[T]) -> T:
 def decode_client_message(raw: bytes | str, kind: Any) -> Any:
     """Decodes a message of the client. Raises InvalidRequest."""
     try:
-        return responses.decode_json(raw, kind, MAX_SLOW_PARSE_VALUES)
+        return decode_json(raw, kind, MAX_SLOW_PARSE_VALUES)
     except msgspec.ValidationError as error:
         raise _invalid_message_error(error, kind) from None
     except ValueError as error:
@@ -98,9 +85,10 @@ def decode_request_query(connection: HTTPConnection, kind: type[T]) -> T:
 
 
 def _invalid_message_error(error: msgspec.ValidationError, kind: Any) -> errors.InvalidRequest:
-    match = _UNKNOWN_FIELD.match(str(error))
+    located = invalid_type(error)
+    match = _UNKNOWN_FIELD.match(located.detail)
     if match is None:
-        return errors.InvalidRequest(f"the request makes no sense: {error}")
+        return errors.InvalidRequest(f"invalid request: {located.detail}")
     known = _field_names_of(kind)
     near = difflib.get_close_matches(match[1], known, 1, 0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known) or 'none'}"
@@ -115,20 +103,3 @@ def _field_names_of(kind: Any) -> list[str]:
             for field in msgspec.structs.fields(each):
                 names += [field.name, *_field_names_of(field.type)]
     return list(dict.fromkeys(names))
-
-
-def json_response(value: Any, status: int = 200) -> Response:
-    return Response(responses.encode_json(value), status, media_type="application/json")
-
-
-def raw_json_response(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(body, headers=headers, media_type="application/json")
-
-
-class NativeErrors:
-    """The error format of this dialect."""
-
-    def render_error(self, error: errors.ClocheError, request: Request) -> Response:
-        return json_response(
-            responses.ErrorResponse(error=responses.to_error_info(error, request_id(request))), status_of(error)
-        )

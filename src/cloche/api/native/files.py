@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
+from cloche.api.dialect import json_reply
 from cloche.api.http import StreamResponse, read_body_chunks
-from cloche.api.native.context import NativeContext, decode_request_body, decode_request_query, json_response
+from cloche.api.native.context import NativeContext, decode_request_body, decode_request_query
 from cloche.api.native.runs import event_stream_response
 from cloche.engine.sandboxes.files import DirectoryWatch
 from cloche.events import Event
@@ -38,38 +39,36 @@ class NativeFiles:
         files = (await self._api.sandbox(request)).files
         asked = decode_request_query(request, requests.WriteQuery)
         chunks = read_body_chunks(request, self._api.config.server.upload_bytes)
-        return json_response(
+        return json_reply(
             await files.write(asked.path, chunks, user=_requested_user(asked), mode=parse_octal_mode(asked.mode))
         )
 
     async def list(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files
         asked = decode_request_query(request, requests.ListQuery)
-        return json_response(await files.list(asked.path, depth=asked.depth, user=_requested_user(asked)))
+        return json_reply(await files.list(asked.path, depth=asked.depth, user=_requested_user(asked)))
 
     async def stat(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files
         asked = decode_request_query(request, requests.PathQuery)
-        return json_response(await files.stat(asked.path, user=_requested_user(asked)))
+        return json_reply(await files.stat(asked.path, user=_requested_user(asked)))
 
     async def exists(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files
         asked = decode_request_query(request, requests.PathQuery)
-        return json_response(
-            responses.ExistsResponse(exists=await files.exists(asked.path, user=_requested_user(asked)))
-        )
+        return json_reply(responses.ExistsResponse(exists=await files.exists(asked.path, user=_requested_user(asked))))
 
     async def make_dir(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files
         asked = await decode_request_body(request, requests.FilePathRequest)
-        return json_response(
+        return json_reply(
             responses.CreatedResponse(created=await files.make_dir(asked.path, user=_requested_user(asked)))
         )
 
     async def move(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files
         asked = await decode_request_body(request, requests.MovePathRequest)
-        return json_response(await files.move(asked.path, asked.to, user=_requested_user(asked)))
+        return json_reply(await files.move(asked.path, asked.to, user=_requested_user(asked)))
 
     async def remove(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files

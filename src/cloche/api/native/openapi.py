@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from cloche.api.native.routes import BYTES_TYPE, EVENTS_TYPE, JSON_TYPE, NOTEBOOK_TYPE, Operation, SocketOperation
+from cloche.api.dialect import EVENTS_TYPE, JSON_TYPE
+from cloche.api.native.routes import BYTES_TYPE, NOTEBOOK_TYPE, Operation, SocketOperation
 from cloche.protocol import API_PREFIX, responses
 
 SCHEMA_REFERENCE = "#/components/schemas/{name}"

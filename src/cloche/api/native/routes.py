@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from cloche.api.dialect import EVENTS_TYPE
 from cloche.api.http import Handler
 from cloche.api.native import sockets
 from cloche.api.native.commands import NativeCommands
@@ -25,9 +26,7 @@ from cloche.events import ProcessResult, RunInfo
 from cloche.model import FileInfo, Mark, Principal, ProcessInfo, SandboxInfo, SnapshotInfo, VolumeInfo
 from cloche.protocol import requests, responses
 
-JSON_TYPE = "application/json"
 BYTES_TYPE = "application/octet-stream"
-EVENTS_TYPE = "text/event-stream"
 NOTEBOOK_TYPE = "application/x-ipynb+json"
 
 

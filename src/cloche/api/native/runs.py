@@ -9,14 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
+from cloche.api.dialect import encode_sse, encoded_json_reply, event_stream, json_reply
 from cloche.api.http import StreamResponse, request_id, run_unless_disconnected
-from cloche.api.native.context import (
-    NativeContext,
-    decode_request_body,
-    decode_request_query,
-    json_response,
-    raw_json_response,
-)
+from cloche.api.native.context import NativeContext, decode_request_body, decode_request_query
 from cloche.engine.executions.execution import Execution
 from cloche.engine.executions.runs import DetachedRuns, RunEventLine
 from cloche.engine.sandboxes.sandbox import Sandbox
@@ -28,7 +23,6 @@ from cloche.protocol import requests, responses
 
 SSE_QUIET_SECONDS = 15.0
 SSE_KEEPALIVE = b": still here\n\n"
-SSE_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # else a proxy in front keeps events to itself
 
 
 def event_stream_response(request: Request, events: AsyncGenerator[Event | RunEventLine, None]) -> StreamResponse:
@@ -37,20 +31,13 @@ def event_stream_response(request: Request, events: AsyncGenerator[Event | RunEv
     A numbered event has its number as its id.
     """
     chunks = _encode_event_stream(events, request_id(request))
-    return StreamResponse(
-        chunks,
-        media_type="text/event-stream",
-        headers=SSE_HEADERS,
-        quiet_seconds=SSE_QUIET_SECONDS,
-        keepalive=SSE_KEEPALIVE,
-    )
+    return event_stream(chunks, quiet_seconds=SSE_QUIET_SECONDS, keepalive=SSE_KEEPALIVE)
 
 
 def encode_server_event(event: Event | RunEventLine) -> bytes:
-    """One event. JSON has no line breaks, so its data is one line."""
     if isinstance(event, RunEventLine):
-        return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.kind, event.body)
-    return b"event: %s\ndata: %s\n\n" % (_event_type_name(event).encode(), responses.encode_event(event))
+        return encode_sse(event.body, event.kind, event.number)
+    return encode_sse(responses.encode_event(event), _event_type_name(event).encode())
 
 
 def _event_type_name(event: Event) -> str:
@@ -78,7 +65,7 @@ class NativeExecutions:
 
     async def run(self, request: Request) -> Response:
         execution = await self._execution_from_request(request)
-        return raw_json_response(responses.encode_run(await run_unless_disconnected(request, execution.result())))
+        return encoded_json_reply(responses.encode_run(await run_unless_disconnected(request, execution.result())))
 
     async def stream(self, request: Request) -> Response:
         return event_stream_response(request, _stream_execution_events(await self._execution_from_request(request)))
@@ -136,23 +123,23 @@ class NativeRuns:
             raise errors.InvalidRequest("nobody answers the tools of a detached run: leave them out")
         execution = prepare_execution(sandbox, asked)
         context = asked.context or sandbox.context().id
-        return json_response(await self._detached_runs.start(sandbox, context, execution, last=asked.last), 201)
+        return json_reply(await self._detached_runs.start(sandbox, context, execution, last=asked.last), 201)
 
     async def list(self, request: Request) -> Response:
-        owner, id = self._api.owner(request), request.path_params["id"]
+        owner, id = self._api.visible_owner(request), request.path_params["id"]
         await self._api.engine.describe(id, owner)
-        return json_response(await self._detached_runs.list(owner, id))
+        return json_reply(await self._detached_runs.list(owner, id))
 
     async def list_all(self, request: Request) -> Response:
-        return json_response(await self._detached_runs.list(self._api.admit(request).owner))
+        return json_reply(await self._detached_runs.list(self._api.owner(request)))
 
     async def get(self, request: Request) -> Response:
-        return json_response(await self._detached_runs.info(*self._run_and_owner(request)))
+        return json_reply(await self._detached_runs.info(*self._run_and_owner(request)))
 
     async def result(self, request: Request) -> Response:
         """The result, once the run has ended."""
         id, owner = self._run_and_owner(request)
-        return raw_json_response(
+        return encoded_json_reply(
             responses.encode_run(await run_unless_disconnected(request, self._detached_runs.result(id, owner)))
         )
 
@@ -166,7 +153,7 @@ class NativeRuns:
         return event_stream_response(request, _flatten_batches(followed))
 
     async def interrupt(self, request: Request) -> Response:
-        return json_response(
+        return json_reply(
             responses.InterruptedResponse(
                 interrupted=await self._detached_runs.interrupt(*self._run_and_owner(request))
             )
@@ -181,7 +168,7 @@ class NativeRuns:
         return self._api.engine.runs
 
     def _run_and_owner(self, request: Request) -> tuple[str, str | None]:
-        return request.path_params["run"], self._api.owner(request)
+        return request.path_params["run"], self._api.visible_owner(request)
 
 
 def _last_seen_event(request: Request) -> int:

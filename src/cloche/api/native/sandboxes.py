@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from cloche import errors
+from cloche.api.dialect import json_reply
 from cloche.api.http import (
     StreamResponse,
     create_unless_disconnected,
@@ -18,7 +19,7 @@ from cloche.api.http import (
     read_whole_body,
     run_unless_disconnected,
 )
-from cloche.api.native.context import NativeContext, decode_request_body, decode_request_query, json_response
+from cloche.api.native.context import NativeContext, decode_request_body, decode_request_query
 from cloche.api.native.runs import event_stream_response
 from cloche.engine.engine import Engine
 from cloche.engine.executions.context import Context
@@ -44,7 +45,7 @@ class NativeSandboxes:
         if has_client_disconnected(request):
             await sandbox.kill("whoever asked for it left")  # nobody would ever know its id
             raise ClientDisconnect
-        return json_response(sandbox.info, 201)
+        return json_reply(sandbox.info, 201)
 
     async def _spec_from_request(self, asked: requests.CreateSandbox, owner: str) -> SandboxSpec:
         check_seconds("timeout_seconds", asked.timeout_seconds)
@@ -74,18 +75,18 @@ class NativeSandboxes:
         if asked.all and not self._api.is_operator(request):
             raise errors.Forbidden("all sandboxes are for the server's operator, on its control socket")
         found = self._api.engine.list(None if asked.all else principal.owner)
-        return json_response([each for each in found if asked.state in (None, each.state)])
+        return json_reply([each for each in found if asked.state in (None, each.state)])
 
     async def get(self, request: Request) -> Response:
         if decode_request_query(request, requests.SandboxQuery).running:
-            return json_response((await self._api.sandbox(request)).info)
-        owner = self._api.owner(request)
-        return json_response(await self._api.engine.describe(request.path_params["id"], owner))
+            return json_reply((await self._api.sandbox(request)).info)
+        owner = self._api.visible_owner(request)
+        return json_reply(await self._api.engine.describe(request.path_params["id"], owner))
 
     async def renew(self, request: Request) -> Response:
         sandbox = await self._api.sandbox(request)
         asked = await decode_request_body(request, requests.RenewRequest)
-        return json_response(sandbox.renew(asked.seconds))
+        return json_reply(sandbox.renew(asked.seconds))
 
     async def kill(self, request: Request) -> Response:
         await self._api.engine.kill(*await self._api.named(request))
@@ -94,14 +95,14 @@ class NativeSandboxes:
     async def pause(self, request: Request) -> Response:
         id, owner = await self._api.named(request)
         asked = await decode_request_body(request, requests.PauseRequest)
-        return json_response(await self._api.engine.pause(id, owner, memory=asked.memory))
+        return json_reply(await self._api.engine.pause(id, owner, memory=asked.memory))
 
     async def resume(self, request: Request) -> Response:
         id, owner = await self._api.named(request)
         seconds = (await decode_request_body(request, requests.ResumeRequest)).timeout_seconds
         check_seconds("timeout_seconds", seconds)
         sandbox = await self._api.engine.resume(id, owner, seconds=seconds)
-        return json_response(sandbox.info if seconds is None else sandbox.renew(seconds))  # it may have been running
+        return json_reply(sandbox.info if seconds is None else sandbox.renew(seconds))  # it may have been running
 
     async def hold(self, request: Request) -> StreamResponse:
         sandbox = await self._api.sandbox(request)
@@ -111,24 +112,24 @@ class NativeSandboxes:
 
     async def list_contexts(self, request: Request) -> Response:
         sandbox = await self._api.sandbox(request)
-        return json_response([encode_context_info(each) for each in sandbox.contexts])
+        return json_reply([encode_context_info(each) for each in sandbox.contexts])
 
     async def create_context(self, request: Request) -> Response:
         sandbox = await self._api.sandbox(request)
         asked = await decode_request_body(request, requests.CreateContextRequest)
-        return json_response(
+        return json_reply(
             encode_context_info(await sandbox.create_context(language=asked.language, cwd=asked.cwd)), 201
         )
 
     async def get_context(self, request: Request) -> Response:
-        return json_response(encode_context_info(await self._context_from_path(request)))
+        return json_reply(encode_context_info(await self._context_from_path(request)))
 
     async def restart_context(self, request: Request) -> Response:
         await (await self._context_from_path(request)).restart()
         return Response(status_code=204)
 
     async def interrupt_context(self, request: Request) -> Response:
-        return json_response(
+        return json_reply(
             responses.InterruptedResponse(interrupted=(await self._context_from_path(request)).interrupt())
         )
 
@@ -174,7 +175,7 @@ class NativeSnapshots:
     async def make(self, request: Request) -> Response:
         id, owner = await self._api.named(request)
         asked = await decode_request_body(request, requests.MakeSnapshotRequest)
-        return json_response((await self._api.engine.snapshot(id, owner, name=asked.name)).info, 201)
+        return json_reply((await self._api.engine.snapshot(id, owner, name=asked.name)).info, 201)
 
     async def fork(self, request: Request) -> Response:
         id, owner = await self._api.named(request)
@@ -186,7 +187,7 @@ class NativeSnapshots:
         if has_client_disconnected(request):
             await asyncio.gather(*(each.kill("whoever asked for it left") for each in made))
             raise ClientDisconnect
-        return json_response([each.info for each in made], 201)
+        return json_reply([each.info for each in made], 201)
 
     async def list(self, request: Request) -> Response:
         principal = self._api.admit(request)
@@ -194,14 +195,14 @@ class NativeSnapshots:
         if asked.all and not self._api.is_operator(request):
             raise errors.Forbidden("all snapshots are for the server's operator, on its control socket")
         found = await self._api.engine.snapshots.list(None if asked.all else principal.owner, asked.sandbox)
-        return json_response([each.info for each in found])
+        return json_reply([each.info for each in found])
 
     async def get(self, request: Request) -> Response:
-        owner = self._api.owner(request)
-        return json_response((await self._api.engine.snapshots.get(request.path_params["ref"], owner)).info)
+        owner = self._api.visible_owner(request)
+        return json_reply((await self._api.engine.snapshots.get(request.path_params["ref"], owner)).info)
 
     async def remove(self, request: Request) -> Response:
-        owner = self._api.owner(request)
+        owner = self._api.visible_owner(request)
         found = await self._api.engine.snapshots.get(request.path_params["ref"], owner)
         await self._api.engine.snapshots.remove(found.id, found.owner)
         return Response(status_code=204)
@@ -215,21 +216,19 @@ class NativeVolumes:
         self._api = api
 
     async def make(self, request: Request) -> Response:
-        owner = self._api.admit(request).owner
+        owner = self._api.owner(request)
         asked = await decode_request_body(request, requests.MakeVolumeRequest)
-        return json_response((await self._api.engine.volumes.create(asked.name, owner)).info, 201)
+        return json_reply((await self._api.engine.volumes.create(asked.name, owner)).info, 201)
 
     async def list(self, request: Request) -> Response:
-        return json_response(
-            [each.info for each in await self._api.engine.volumes.list(self._api.admit(request).owner)]
-        )
+        return json_reply([each.info for each in await self._api.engine.volumes.list(self._api.owner(request))])
 
     async def get(self, request: Request) -> Response:
-        owner = self._api.admit(request).owner
-        return json_response((await self._api.engine.volumes.get(request.path_params["ref"], owner)).info)
+        owner = self._api.owner(request)
+        return json_reply((await self._api.engine.volumes.get(request.path_params["ref"], owner)).info)
 
     async def remove(self, request: Request) -> Response:
-        owner = self._api.admit(request).owner
+        owner = self._api.owner(request)
         await self._api.engine.volumes.remove(request.path_params["ref"], owner)
         return Response(status_code=204)
 
@@ -249,10 +248,10 @@ class NativeCheckpoints:
             with contextlib.suppress(errors.ClocheError):
                 context.forget(mark.id)  # nobody would ever know its id
             raise ClientDisconnect
-        return json_response(mark, 201)
+        return json_reply(mark, 201)
 
     async def list(self, request: Request) -> Response:
-        return json_response((await self._context_from_path(request)).marks())
+        return json_reply((await self._context_from_path(request)).marks())
 
     async def forget(self, request: Request) -> Response:
         (await self._context_from_path(request)).forget(request.path_params["checkpoint"])
@@ -274,7 +273,7 @@ class NativeCheckpoints:
                 with contextlib.suppress(errors.ClocheError):
                     sandbox.remove_context(each.id)
             raise ClientDisconnect
-        return json_response([encode_context_info(each) for each in made], 201)
+        return json_reply([encode_context_info(each) for each in made], 201)
 
     async def _context_from_path(self, request: Request) -> Context:
         return (await self._api.sandbox(request)).context(request.path_params["context"])
@@ -290,12 +289,12 @@ class NativeHistory:
     async def variables(self, request: Request) -> Response:
         sandbox = await self._api.sandbox(request)
         found = await sandbox.context(request.path_params["context"]).variables()
-        return json_response(responses.VariablesInfo(variables=found, more=found.more))
+        return json_reply(responses.VariablesInfo(variables=found, more=found.more))
 
     async def history(self, request: Request) -> Response:
         sandbox, context = await self._requested_history(request)
         found = read_history(sandbox, context)
-        return json_response(responses.HistoryInfo(cells=found, dropped=found.dropped))
+        return json_reply(responses.HistoryInfo(cells=found, dropped=found.dropped))
 
     async def notebook(self, request: Request) -> Response:
         sandbox, context = await self._requested_history(request)
@@ -323,7 +322,7 @@ class NativeNetwork:
 
     async def log(self, request: Request) -> Response:
         network = (await self._api.sandbox(request)).network
-        return json_response(responses.NetworkLogResponse(entries=network.log, dropped=network.dropped))
+        return json_reply(responses.NetworkLogResponse(entries=network.log, dropped=network.dropped))
 
 
 def _policy_from_request(asked: requests.SetNetworkRequest, present: NetworkPolicy) -> NetworkPolicy:
@@ -333,4 +332,4 @@ def _policy_from_request(asked: requests.SetNetworkRequest, present: NetworkPoli
 
 
 def _network_response(sandbox: Sandbox) -> Response:
-    return json_response(requests.policy_to_info(sandbox.network.policy))
+    return json_reply(requests.policy_to_info(sandbox.network.policy))

@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cloche import errors
+from cloche.api.dialect import json_reply
 from cloche.api.http import StreamResponse
-from cloche.api.native.context import NativeContext, decode_request_query, json_response
+from cloche.api.native.context import NativeContext, decode_request_query
 from cloche.api.native.runs import event_stream_response
 from cloche.engine.executions.context import LANGUAGES
 from cloche.events import Event
@@ -27,7 +28,7 @@ class NativeServer:
         self._catalogue = Catalogue(api.config.data_dir, api.config.aliases)
 
     async def whoami(self, request: Request) -> Response:
-        return json_response(self._api.admit(request))
+        return json_reply(self._api.admit(request))
 
     async def info(self, request: Request) -> Response:
         self._api.admit(request)
@@ -40,14 +41,14 @@ class NativeServer:
             default_limits=config.limits.default,
             maximum_limits=config.limits.maximum,
         )
-        return json_response(about)
+        return json_reply(about)
 
     async def usage(self, request: Request) -> Response:
-        return json_response(await self._api.engine.quotas.usage(self._api.admit(request).owner))
+        return json_reply(await self._api.engine.quotas.usage(self._api.owner(request)))
 
     async def templates(self, request: Request) -> Response:
         self._api.admit(request)
-        return json_response([_encode_template(each) for each in await asyncio.to_thread(self._catalogue.list)])
+        return json_reply([_encode_template(each) for each in await asyncio.to_thread(self._catalogue.list)])
 
 
 def _encode_template(template: Template) -> responses.TemplateInfo:
@@ -75,7 +76,7 @@ class NativeLogs:
 
     async def recent(self, request: Request) -> Response:
         sandbox = self._requested_sandbox(request)
-        return json_response([encode_log_entry(each) for each in _entries_about_sandbox(sandbox, log.kept)])
+        return json_reply([encode_log_entry(each) for each in _entries_about_sandbox(sandbox, log.kept)])
 
     async def follow(self, request: Request) -> StreamResponse:
         return event_stream_response(request, self._stream_log_entries(self._requested_sandbox(request)))

@@ -11,14 +11,14 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from cloche import errors
-from cloche.api.http import InternalError, request_id, status_of
+from cloche.api.dialect import json_reply
+from cloche.api.http import InternalError, request_id_of, status_of
 from cloche.api.native.commands import StdinQueue, check_signal_number, open_stdin_queue, start_requested_process
-from cloche.api.native.context import NativeContext, decode_client_message, decode_request_query, json_response
+from cloche.api.native.context import NativeContext, decode_client_message, decode_request_query
 from cloche.api.native.runs import prepare_execution
 from cloche.engine.commands.jobs import CommandJob
 from cloche.engine.commands.process import SandboxProcess
@@ -58,22 +58,18 @@ class SocketEndpoint:
         except errors.ClocheError as error:
             await _send_socket_error(socket, error)
         except Exception as error:  # noqa: BLE001 - the dialect's edge
-            log.error("socket.failed", request=_socket_request_id(socket), error=type(error).__name__)
+            log.error("socket.failed", request=request_id_of(socket.scope), error=type(error).__name__)
             await _send_socket_error(socket, InternalError("a fault of Cloche's: the server's log has this request"))
 
 
 async def _send_socket_error(socket: WebSocket, error: errors.ClocheError) -> None:
-    fault = responses.to_error_info(error, _socket_request_id(socket))
+    fault = responses.to_error_info(error, request_id_of(socket.scope))
     with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # they have left meanwhile
         if socket.application_state == WebSocketState.CONNECTING:
-            await socket.send_denial_response(json_response(responses.ErrorResponse(error=fault), status_of(error)))
+            await socket.send_denial_response(json_reply(responses.ErrorResponse(error=fault), status_of(error)))
         else:
             await _send_event(socket, responses.ErrorMessage(error=fault))
             await socket.close(_CLOSED_BY_ERROR)
-
-
-def _socket_request_id(socket: HTTPConnection) -> str:
-    return request_id(socket)  # type: ignore[arg-type]  # it looks at scope and headers only
 
 
 async def _send_event(socket: WebSocket, event: Event) -> None:
