@@ -103,4 +103,4 @@ class ControlSocketApp:
 
 
 async def _reply_not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    await error_reply(errors.NotFound("there is nothing here"))(scope, receive, send)
+    await error_reply(errors.NotFound("no such route"))(scope, receive, send)

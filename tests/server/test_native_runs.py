@@ -171,8 +171,8 @@ def test_a_place_that_does_not_exist_is_refused(api, box: str, after: str):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"input": True}, "nobody answers"),
-        ({"tools": [{"name": "f"}]}, "nobody answers"),
+        ({"input": True}, "no client to answer"),
+        ({"tools": [{"name": "f"}]}, "no client to answer"),
         ({"timeout_seconds": -1}, "timeout"),
         ({"detach": True}, "no field 'detach'"),
         ({"cwd": ""}, "path"),

@@ -34,9 +34,9 @@ class Gatekeeper:
     Without keys (`--insecure-no-auth`) every program on this machine acts as the same owner.
     """
 
-    def __init__(self, keys: KeyLookup | None, anybody: Principal):
+    def __init__(self, keys: KeyLookup | None, keyless_principal: Principal):
         self._keys = keys
-        self.anybody = anybody
+        self.keyless_principal = keyless_principal
 
     @property
     def is_keyless(self) -> bool:
@@ -70,7 +70,7 @@ class Gatekeeper:
     def _find_principal(self, request: HTTPConnection) -> Principal:
         if self._keys is None:
             refuse_web_pages(request)
-            return self.anybody
+            return self.keyless_principal
         key = key_from_headers(request.headers)
         if not key:
             raise errors.Unauthenticated("this needs a key: send it as `X-API-Key`, or as `Authorization: Bearer`")
@@ -141,12 +141,12 @@ def _names_loopback(request: HTTPConnection) -> bool:
 
 # The owner of a request, once known: by its key, or by the sandbox with the secret or port that it uses.
 
-PAYER_STATE = "payer"  # in a request's state: owner and id of the key for whom a request without a key counts
+PAYER_STATE = "payer"  # in a request's state: owner and id of the key that a request without a key is charged to
 TOKEN_KEY_PREFIX = "jwt:"
 HOST_OWNER_STATE = "host_owner"  # the owner of the sandbox that it visits
 SESSION_STATE = "session"  # what is a secret of the session at the console that it belongs to
 CONSOLE_DIALECT_STATE = "behind"  # the dialect that a page of the console asks
-OPERATOR_STATE = "operator"  # whether it is an admin's at the console, who may see what is others'
+OPERATOR_STATE = "operator"  # whether an admin sent it at the console: then it may see what belongs to others
 
 
 def request_owner(state: Mapping[str, Any]) -> str | None:

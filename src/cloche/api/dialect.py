@@ -62,7 +62,7 @@ class DialectContext(ABC):
         return self._gatekeeper.admit(connection)
 
     def owner(self, connection: HTTPConnection) -> str:
-        """The owner whom the request acts for. Raises as `admit` does."""
+        """The owner of the request's key. Raises as `admit` does."""
         return self.admit(connection).owner
 
     def visible_owner(self, connection: HTTPConnection) -> str | None:

@@ -30,7 +30,7 @@ MAX_JSON_BYTES = 64 * MIB
 IDLE_BODY_SECONDS = 60.0
 END_GRACE_SECONDS = 1.0
 REQUEST_ID_HEADER = "x-request-id"
-CUT_OFF_STATE = "cut_off_by_us"  # in a request's state: it was cancelled, as whoever asks may not do so any more
+CUT_OFF_STATE = "cut_off_by_us"  # in a request's state: it was cancelled, as its key or session has ended
 _MAX_REQUEST_ID = 128
 
 _STATUSES: dict[type[errors.ClocheError], int] = {
@@ -116,10 +116,15 @@ def _cut_off_error() -> errors.Unauthenticated:
     return errors.Unauthenticated("this key is no longer valid: it was revoked, or has expired, while you waited")
 
 
+def internal_error(request: str) -> InternalError:
+    """The error for the client, with the request's id."""
+    return InternalError(f"internal error; the server log has request id {request}")
+
+
 def log_internal_error(error: Exception, request: str) -> InternalError:
     """Logs an unexpected error and returns the error for the client, without details."""
     log.error("request.failed", request=request, error=type(error).__name__, where=raise_location_of(error))
-    return InternalError("a fault of Cloche's: the server's log has this request")
+    return internal_error(request)
 
 
 class _StartTrackingSend:

@@ -90,7 +90,7 @@ def _parse_part_names(disposition: bytes, lenient: bool) -> tuple[str, str | Non
             for name in ("name", "filename")
             if name in found
         }
-        if "filename*" in found:  # RFC 5987: whoever sends both means this one
+        if "filename*" in found:  # RFC 5987: it takes precedence
             escaped = _unquote_parameter(found["filename*"]).split("'", 2)[-1]
             given["filename"] = unquote_to_bytes(escaped.encode("latin-1")).decode(errors=how)
         return given.get("name", ""), given.get("filename")

@@ -78,11 +78,9 @@ class RequestAudit:
                 who=current_principal() or NO_PRINCIPAL,
             )
         elif status < 400 and (what := _audit_action(dialect, method, route, _is_admin(scope))) is not None:
-            whose, who = (
-                _owner_in_path(scope) or _principal_owner(scope),
-                _audited_principal(scope, current_principal()),
-            )
-            self._trail.record(what, whose, id=audited_id_of(scope), about=f"{method} {route}", who=who)
+            owner = _owner_in_path(scope) or _principal_owner(scope)
+            principal = _audited_principal(scope, current_principal())
+            self._trail.record(what, owner, id=audited_id_of(scope), about=f"{method} {route}", who=principal)
 
 
 def _audit_action(dialect: str, method: str, route: str, admin: bool) -> str | None:
@@ -94,7 +92,7 @@ def _audit_action(dialect: str, method: str, route: str, admin: bool) -> str | N
     if dialect == "admin":
         return f"admin.{nouns[0]}.{METHOD_VERBS.get(method, 'used')}"
     if dialect not in FULLY_AUDITED_DIALECTS:
-        if admin and route == "/api/v1/sandboxes" and method == "GET":  # who sees those of all owners
+        if admin and route == "/api/v1/sandboxes" and method == "GET":  # the list of all owners
             return "admin.sandboxes.read"
         return f"{nouns[0]}.read" if nouns[0] in AUDITED_READS and method in ("GET", "HEAD") else None
     noun = "gateway" if dialect == "v1" else dialect
@@ -125,10 +123,12 @@ def _owner_in_path(scope: Scope) -> str:
     return str(scope["state"].get(ERASED_OWNER_STATE, {}).get(owner, owner))
 
 
-def _audited_principal(scope: Scope, who: Principal | None) -> Principal | None:
+def _audited_principal(scope: Scope, principal: Principal | None) -> Principal | None:
     """The acting principal; under its pseudonym if this request erases its owner."""
-    pseudonym = scope["state"].get(ERASED_OWNER_STATE, {}).get(who.owner) if who is not None else None
-    return who if who is None or pseudonym is None else msgspec.structs.replace(who, owner=pseudonym)
+    pseudonym = scope["state"].get(ERASED_OWNER_STATE, {}).get(principal.owner) if principal is not None else None
+    if principal is None or pseudonym is None:
+        return principal
+    return msgspec.structs.replace(principal, owner=pseudonym)
 
 
 def mark_owner_erased(scope: Scope, owner: str, pseudonym: str) -> None:

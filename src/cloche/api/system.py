@@ -148,7 +148,7 @@ class _MetricsCollector(Collector):
             "cloche_capacity_refused", "Requests that waited in vain, or could not.", labels=("what", "reason")
         )
         waits = HistogramMetricFamily(
-            "cloche_capacity_wait_seconds", "How long those who had to waited.", labels=labels
+            "cloche_capacity_wait_seconds", "How long requests waited for one.", labels=labels
         )
         for what, gate in (("sandboxes", admission.sandboxes), ("executions", admission.executions)):
             places.add_metric((what,), gate.room.places)

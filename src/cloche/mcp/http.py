@@ -145,7 +145,7 @@ class McpDialect:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1000, "reason": "there is nothing here"})
+            await send({"type": "websocket.close", "code": 1000, "reason": "no such route"})
             return
         await self._router(scope, receive, send)
 
@@ -231,7 +231,7 @@ class McpDialect:
 
 
 async def _raise_no_route(request: Request) -> Response:
-    raise errors.NotFound(f"there is nothing here: MCP is at {MCP_PATH}")
+    raise errors.NotFound(f"no such route: MCP is at {MCP_PATH}")
 
 
 async def _raise_wrong_method(request: Request) -> Response:

@@ -128,7 +128,7 @@ class ConsoleContext:
 
     @functools.cached_property
     def _jinja_environment(self) -> jinja2.Environment:
-        import jinja2  # here: only who opens the console needs it
+        import jinja2  # here: only the console needs it
 
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(PAGES_DIRECTORY), autoescape=True, trim_blocks=True, lstrip_blocks=True

@@ -58,7 +58,7 @@ _PARENT_PATH = re.compile(r"//|\.\.|%2e", re.IGNORECASE)
 
 class ConsoleLogin:
     def __init__(self, house: ConsoleContext, porch: ConsoleAuth):
-        self.address = ""  # of the server, as people reach it; set by whoever knows
+        self.address = ""  # the public address of the server; set by the listener
         self._house = house
         self._porch = porch
         self._throttle = LoginThrottle()
@@ -116,7 +116,7 @@ class ConsoleLogin:
     def _open_session(self, fields: dict[str, str]) -> str | None:
         sessions = self._porch.sessions
         if fields.get("link"):
-            return sessions.follow(fields["link"], self._house.gatekeeper.anybody)
+            return sessions.follow(fields["link"], self._house.gatekeeper.keyless_principal)
         return sessions.enter(fields.get("key", "").strip())
 
     def _log_in(self, request: Request, token: str, place: str) -> Response:

@@ -29,7 +29,7 @@ _FRAME_HEAD = (
 )
 _FRAME_BODY = '<body><main id="shown"></main><script>{script}</script></body></html>'
 _ID_CHARACTERS = 64
-_LIFE_SECONDS = 1800.0  # of a sandbox that nobody works in any more
+_LIFE_SECONDS = 1800.0  # of a sandbox that is not used any more
 
 
 class PlaygroundPages:

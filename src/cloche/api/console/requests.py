@@ -39,7 +39,7 @@ _OUTCOMES: dict[str, tuple[OutcomeTone, str, str]] = {
     "incomplete": ("warn", "incomplete", "The model stopped before its answer was whole."),
     "timed_out": ("bad", "timed out", "The code ran for longer than one call may (gateway.execution_seconds)."),
     "out_of_memory": ("bad", "out of memory", "The code used more memory than its container has."),
-    "died": ("bad", "died", "The program that ran the code died: a crash, or somebody killed it."),
+    "died": ("bad", "died", "The program that ran the code died: it crashed or was killed."),
     "failed": ("bad", "failed", "The model's server said that it failed."),
     "upstream_failed": ("bad", "upstream failed", "The model's server refused, failed or broke off."),
     "model_not_found": ("bad", "no such model", "No upstream in the configuration has a model of that name."),
@@ -47,8 +47,8 @@ _OUTCOMES: dict[str, tuple[OutcomeTone, str, str]] = {
     "busy": ("bad", "busy", "As much ran as this host can have at once."),
     "unavailable": ("bad", "unavailable", "This host could not do it at that time."),
     "not_found": ("bad", "not found", "Something that the request named is not there, or not its owner's."),
-    "invalid_request": ("bad", "invalid", "The request asked for something that makes no sense."),
-    "internal_error": ("bad", "internal error", "A fault of Cloche's. The server's log has it under the request's id."),
+    "invalid_request": ("bad", "invalid", "The request was invalid."),
+    "internal_error": ("bad", "internal error", "Internal error. The server log has it under the request's id."),
     "no_space": ("bad", "no space", "The container's writable space is full."),
     "sandbox_expired": ("bad", "container expired", "The container's time ran out."),
     "sandbox_killed": ("bad", "container killed", "Somebody ended the container."),
@@ -124,7 +124,7 @@ class WaterfallBar(NamedTuple):
 
     start: str
     width: str
-    first: str  # until its first word came; empty where nobody knows
+    first: str  # until its first word came; empty if unknown
 
 
 class CapturedText(NamedTuple):

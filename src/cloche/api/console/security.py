@@ -72,7 +72,7 @@ def _split_url(url: str) -> SplitResult | None:
 
 
 TLS_COOKIE, COOKIE = SESSION_COOKIES
-AWAY_HEADER = "x-cloche-away"  # for how many seconds nobody has touched the page that asks
+AWAY_HEADER = "x-cloche-away"  # the seconds since the page was last touched
 MAX_FORM_BYTES = 256 * KIB
 FORM_TYPE = "application/x-www-form-urlencoded"
 _CONSOLE_HEADERS = frozenset({b"cookie", b"authorization", b"x-api-key", CSRF_HEADER.encode()})
@@ -83,7 +83,7 @@ class ConsoleAuth:
         self.sessions = ConsoleSessions(house.keys)
         self._house = house
         self._public_url = house.config.server.public_url
-        self._token = secrets.token_urlsafe(24)  # where nobody logs in
+        self._token = secrets.token_urlsafe(24)  # on a server without logins
 
     async def admit(self, request: Request) -> tuple[Request, ConsoleVisitor]:
         """Authenticates a page request. Raises Unauthenticated, or Forbidden for a request from another site."""
@@ -120,7 +120,7 @@ class ConsoleAuth:
         """Raises Unauthenticated; without keys, Forbidden where a web page might be behind it."""
         if self._house.gatekeeper.is_keyless:
             refuse_web_pages(connection)
-            return ConsoleVisitor(self._house.gatekeeper.anybody, self._token)
+            return ConsoleVisitor(self._house.gatekeeper.keyless_principal, self._token)
         found = self.sessions.find(self.session_token(connection), away=_is_away(connection))
         if found is None:
             raise errors.Unauthenticated("this needs a login: open /ui/login")
@@ -208,7 +208,7 @@ async def _token_field(request: Request) -> tuple[str, Request]:
 
 _NAMED_HOST = re.compile(r"(?:127\.0\.0\.1|[a-z0-9.-]*[a-z][a-z0-9.-]*)(?::[0-9]{1,5})?", re.IGNORECASE)
 
-# For what is no page: an answer of an API that somebody opens as one gets an origin of its own, and can do nothing.
+# For API responses: one that is opened as a page gets an origin of its own, and can do nothing.
 INERT_POLICY = "sandbox; default-src 'none'; frame-ancestors 'self'"
 
 

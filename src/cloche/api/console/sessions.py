@@ -22,7 +22,7 @@ LINK_SECONDS = 15 * 60.0
 MAX_SESSIONS = 1000
 MAX_SESSIONS_OF_OWNER = 50  # of one owner: one more ends the one that was not used for the longest
 MAX_LINKS = 20
-AWAY_SECONDS = 60.0  # what a page asks for by itself, when nobody touched it for so long, keeps no session alive
+AWAY_SECONDS = 60.0  # requests of a page that was not touched for so long keep no session alive
 
 
 class ConsoleSession:

@@ -150,7 +150,7 @@ class FilesystemService:
         sandbox = e2b_sandbox_of(request).sandbox
         watcher = DirectoryWatcher(sandbox, wire.calling_user(request), asked)
         await watcher.start()
-        sandbox.check_running()  # else nobody would forget it
+        sandbox.check_running()  # else nothing would remove the watcher
         id = new_id("w")
         self._watchers_of_sandbox(sandbox)[id] = watcher
         return {"watcherId": id}

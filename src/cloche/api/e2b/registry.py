@@ -85,7 +85,7 @@ def decode_signature_digest(given: str) -> bytes | None:
 ALIAS, SECURE, PUBLIC_TRAFFIC, HOST_MASK = "e2b.alias", "e2b.secure", "e2b.public_traffic", "e2b.host_mask"
 TEMPLATE = "e2b.template"
 NOTE_NO = "no"
-MAX_SIGNER_SEARCHES = 2  # at once, for who signed a file URL
+MAX_SIGNER_SEARCHES = 2  # concurrent searches for the signer of a file URL
 SIGNER_CHECKS_PER_TURN = 64  # sandboxes
 
 
@@ -226,7 +226,7 @@ class E2bSandboxes:
             raise errors.Unauthenticated("invalid signature")
         if expiration is not None and expiration < time.time():
             raise errors.Unauthenticated("signature is already expired")
-        async with self._searches:  # nobody has shown a key yet
+        async with self._searches:  # no key was checked yet
             id = await self._find_signer_id(digest, SignedFileUrl(path, operation, user, expiration))
         if id is None:
             raise errors.Unauthenticated("invalid signature")
@@ -250,7 +250,7 @@ class E2bSandboxes:
 
 
 def e2b_sandbox_of(request: Request) -> E2bSandbox:
-    """The sandbox whose port the request is for. The dialect put it there before the port's own handlers run."""
+    """The sandbox of a request for one of its ports: set by the dialect before the port's handlers run."""
     found: E2bSandbox = request.scope["state"]["resident"]
     return found
 

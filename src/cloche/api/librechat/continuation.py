@@ -35,8 +35,8 @@ class ContinuationTokens:
         self._secret = secret
 
     def whose(self, caller: LibreChatCaller) -> str:
-        who = msgspec.json.encode([caller.owner, caller.tenant, caller.user])
-        return hmac.new(self._secret, _CALLER_CONTEXT + who, hashlib.sha256).hexdigest()[:32]
+        identity = msgspec.json.encode([caller.owner, caller.tenant, caller.user])
+        return hmac.new(self._secret, _CALLER_CONTEXT + identity, hashlib.sha256).hexdigest()[:32]
 
     def issue_token(self, continuation: Continuation) -> str:
         content = msgspec.json.encode(continuation)

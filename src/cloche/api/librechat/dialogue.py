@@ -187,7 +187,7 @@ class ToolDialogue:
         self._elsewhere = int
         last = self._rounds[-1]
         if last.results.done():
-            last.take()  # nobody else does
+            last.take()  # no request will
         self._answer_round(last, said)
 
     @property
@@ -225,7 +225,7 @@ MAX_DIALOGUES_OF_KEY = 64  # which may stand for many users, and still is one ca
 MAX_DIALOGUES = 256
 RUNNING_BYTES = 256 << 20  # of programs that run or wait, of what was told of them, and of what they have not read
 RUNNING_BYTES_OF_CALLER = 128 << 20
-ENDED_BYTES = 64 << 20  # of what those were told whose programs have ended
+ENDED_BYTES = 64 << 20  # of the last responses of dialogues that have ended
 CANCELLED_ERROR = "Programmatic execution request cancelled"
 
 RunProgram = Callable[[ToolDialogue], Awaitable[Json]]
@@ -313,7 +313,7 @@ class ToolDialogues:
         self._over[id] = dialogue.bytes
         self._over_bytes += dialogue.bytes
         asyncio.get_running_loop().call_later(self._wait_seconds, self._remove_dialogue, id)
-        while self._over_bytes > ENDED_BYTES and len(self._over) > 1:  # the last one was told to nobody yet
+        while self._over_bytes > ENDED_BYTES and len(self._over) > 1:  # the last response was not sent yet
             self._remove_dialogue(next(iter(self._over)))
 
     def _remove_dialogue(self, id: str) -> None:
@@ -351,7 +351,7 @@ def _outcome_answer(dialogue: ToolDialogue, task: asyncio.Task[Json]) -> ClientA
     error = task.exception()
     if error is None:
         return msgspec.json.encode(task.result())
-    if not isinstance(error, errors.ClocheError):  # it may be that nobody is told of it
+    if not isinstance(error, errors.ClocheError):  # there may be no request to report it to
         log.error(
             "program.failed", session=dialogue.session_id, error=type(error).__name__, where=raise_location_of(error)
         )

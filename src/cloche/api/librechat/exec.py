@@ -40,7 +40,7 @@ from cloche.model import SandboxSpec
 
 # Runs programs in sandboxes: new ones, or those of sessions.
 
-PROBE_OWNER = "(cloche)"  # the owner of sandboxes that are nobody's: no key can have it
+PROBE_OWNER = "(cloche)"  # the owner of the server's own sandboxes: no key can have it
 
 
 class ProgramRunner:

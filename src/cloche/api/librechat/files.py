@@ -54,11 +54,11 @@ class IncomingUploads:
 
     def add(self, caller: LibreChatCaller, *, files: int = 0, bytes: int = 0) -> None:
         """Adds to the totals of the caller. The numbers can be negative."""
-        for who in (_owner_account(caller), _user_account(caller)):
-            self._bytes[who] += bytes
-            self._count[who] += files
-            if not self._bytes[who] and not self._count[who]:
-                del self._bytes[who], self._count[who]
+        for account in (_owner_account(caller), _user_account(caller)):
+            self._bytes[account] += bytes
+            self._count[account] += files
+            if not self._bytes[account] and not self._count[account]:
+                del self._bytes[account], self._count[account]
 
     async def check(self, caller: LibreChatCaller) -> None:
         """Raises LibreChatRefusal (413) if the uploads of the owner, or of this user, exceed the room left."""
@@ -452,7 +452,7 @@ class LibreChatFiles:
                 return await self._files.get(reach, session, id)
         except errors.FileNotFound:
             pass
-        raise LibreChatRefusal(404, "File not found", "it never was there, has expired, or belongs to somebody else")
+        raise LibreChatRefusal(404, "File not found", "it never existed, has expired, or belongs to another user")
 
 
 class _RecentDeletions:

@@ -14,7 +14,7 @@ from cloche.api.librechat.identity import LibreChatCaller
 from cloche.api.librechat.replies import LibreChatRefusal, too_many_programs
 from cloche.model import Struct
 
-SWEEP_ENTRIES = 10_000  # users of whom something is remembered, before those who paused are forgotten
+SWEEP_ENTRIES = 10_000  # remembered users, before those that paused are removed
 
 
 class _ProgramAllowance(NamedTuple):
@@ -47,7 +47,9 @@ class ProgramRateLimit:
 
     def _sweep_full(self, now: float) -> None:
         """Removes users with a full bucket."""
-        self._left = {who: left for who, left in self._left.items() if self._refilled_programs(left, now) < self._most}
+        self._left = {
+            user: left for user, left in self._left.items() if self._refilled_programs(left, now) < self._most
+        }
 
 
 def _rate_limited(most: int, seconds: int) -> LibreChatRefusal:
@@ -194,7 +196,7 @@ class ProgramQueue:
         while able := [each for each in self._queue if self._may_run(each[0])]:
             caller, chosen = min(able, key=lambda each: self._running[each[0]])  # the first of those
             self._queue.remove((caller, chosen))
-            if not chosen.done():  # else whoever waited was cancelled a moment ago
+            if not chosen.done():  # else its request was cancelled a moment ago
                 self._running[caller] += 1
                 chosen.set_result(None)
 

@@ -54,7 +54,7 @@ def encode_outcome(outcome: ProgramOutcome, notes: ProgramNotes) -> Json:
     if message is not None and status != "OL":
         stderr += f"\n{NOTE_PREFIX}{message}\n"
     elif exited.outcome == "died":
-        notes.add(f"the program was ended: {exited.reason or 'nobody knows why'}")
+        notes.add(f"the program was ended: {exited.reason or 'unknown cause'}")
     for note in outcome.notes:
         notes.add(note)
     return {

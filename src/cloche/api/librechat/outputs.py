@@ -53,7 +53,7 @@ class CollectedOutputs(Struct):
     inherited: tuple[ProgramInput, ...] = ()  # inputs that are as they were
     deleted: tuple[str, ...] = ()
     failed: int = 0  # outputs that could not be kept
-    not_kept: dict[str, int] = {}  # those that nobody will be able to keep, with their sizes
+    not_kept: dict[str, int] = {}  # files that are too large to be kept, with their sizes
     empty: tuple[str, ...] = ()  # directories
     at_ns: int = 0  # when all this was so
 

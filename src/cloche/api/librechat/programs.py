@@ -217,7 +217,7 @@ def missing_language(lang: str, available: list[ProgramLanguage]) -> str:
 
 
 SHELL = "/bin/bash"
-# A figure that a program shows becomes a file: nobody would see it otherwise. See guest/kernel/pyplot_files_backend.py.
+# A figure that a program shows becomes a file: no notebook would show it. See guest/kernel/pyplot_files_backend.py.
 PROGRAM_ENVIRONMENT = {"CLOCHE_FIGURES": "files"}
 
 
@@ -302,7 +302,7 @@ async def _start_capture(
     if stdin is not None:
         try:
             await _feed_stdin(program, stdin, bounds.seconds)
-        except BaseException:  # whoever waited for it has left
+        except BaseException:  # the request that waited for it was cancelled
             program.kill()
             raise
     return program
@@ -326,7 +326,7 @@ MAX_FIGURES = 100
 MAX_FIGURE_NUMBER = 1000  # to which free names are looked for
 _ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _IS_STATUS = re.compile(r"-?[0-9]*|None|True|False")  # other values of SystemExit are messages
-# What code is told of who else could answer is of no use here.
+# Advice about other ways to answer input() is of no use here.
 _ANSWER_HINT = re.compile(r"\s*\(the library takes answers as [^)]*\)")
 _SIGKILL = 9
 _LOST_VARIABLES_NOTE = (
@@ -340,7 +340,7 @@ class CellTranscript:
     def __init__(self, keep_bytes: int):
         self.stdout, self.stderr = HeadAndTail(keep_bytes), HeadAndTail(keep_bytes)
         self.figures: list[bytes] = []
-        self.ended = Ended(outcome="died", reason="nobody knows why")
+        self.ended = Ended(outcome="died", reason="unknown cause")
 
     def add(self, event: AnyEvent) -> None:
         match event:

@@ -46,7 +46,7 @@ class ProgramFileRef(Struct):
     session: str
     id: str
     name: str  # where; empty: under the name that it has in the store
-    space: dict[str, Any]  # whose it is, in the client's words: kind, resource_id, version
+    space: dict[str, Any]  # the owner in the client's words: kind, resource_id, version
 
 
 class ExecRequest(Struct):

@@ -211,7 +211,7 @@ class CodeSessions:
         if session.remembered == entries:
             self._workspaces.touch(session.key, session.whose)
             return
-        session.remembered = None  # whoever is cancelled does not know what the store did
+        session.remembered = None  # after a cancellation it is unknown what the store did
         await self._workspaces.save_workspace(session.key, session.whose, entries, most=most)
         session.remembered = entries
 
@@ -332,7 +332,7 @@ class CodeSessions:
                 notes.add(
                     f"{quote_name(one.path)} is the session's own, not the file that was named: that one would "
                     "replace what "
-                    "could not be kept, and nobody could get it back. Rename or remove it to have the other"
+                    "could not be kept, and would be lost. Rename or remove it to have the other"
                 )
         new = [one for one in new if one.path not in session.not_kept]
         for one in new:

@@ -51,12 +51,12 @@ class NativeApi:
         if scope["type"] == "http":
             await self._nothing(scope, receive, send)
         else:
-            await send({"type": "websocket.close", "code": 1000, "reason": "there is nothing here"})
+            await send({"type": "websocket.close", "code": 1000, "reason": "no such route"})
 
 
 async def _raise_no_route(request: Request) -> Response:
-    raise errors.NotFound(f"there is nothing at {API_PREFIX} for that: {API_PREFIX}/openapi.json lists what there is")
+    raise errors.NotFound(f"no such route: {API_PREFIX}/openapi.json lists those of {API_PREFIX}")
 
 
 async def _raise_wrong_method(request: Request) -> Response:
-    raise errors.InvalidRequest(f"{request.method} is not for this path: {API_PREFIX}/openapi.json lists what there is")
+    raise errors.InvalidRequest(f"{request.method} is not for this path: {API_PREFIX}/openapi.json lists the routes")

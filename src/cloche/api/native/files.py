@@ -31,7 +31,7 @@ class NativeFiles:
         file = await open_file(asked.path, user=_requested_user(asked))
         if file.inline_content is not None:
             return Response(file.inline_content, media_type=BYTES_TYPE)
-        # The caller will have all of it in memory; the server never has, or a few who do not read would use up its own.
+        # The client holds all of it in memory; the server must not, or a few clients that do not read would use it up.
         end = file.size_bytes if asked.whole else None
         return StreamResponse(file.until_read(end), media_type=BYTES_TYPE, until=sandbox.wait_ended)
 

@@ -118,9 +118,9 @@ class NativeRuns:
         sandbox = await self._api.sandbox(request)
         asked = await decode_request_body(request, requests.DetachRequest)
         if asked.input is True:
-            raise errors.InvalidRequest("nobody answers the input() of a detached run: give its lines, or none")
+            raise errors.InvalidRequest("a detached run has no client to answer input(): give its lines, or none")
         if asked.tools:
-            raise errors.InvalidRequest("nobody answers the tools of a detached run: leave them out")
+            raise errors.InvalidRequest("a detached run has no client to answer tool calls: leave the tools out")
         execution = prepare_execution(sandbox, asked)
         context = asked.context or sandbox.context().id
         return json_reply(await self._detached_runs.start(sandbox, context, execution, last=asked.last), 201)

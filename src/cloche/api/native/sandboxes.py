@@ -43,7 +43,7 @@ class NativeSandboxes:
         engine, spec = self._api.engine, await self._spec_from_request(asked, principal.owner)
         sandbox = await create_unless_disconnected(request, engine, engine.create(spec))
         if has_client_disconnected(request):
-            await sandbox.kill("whoever asked for it left")  # nobody would ever know its id
+            await sandbox.kill("client disconnected")  # no client would ever know its id
             raise ClientDisconnect
         return json_reply(sandbox.info, 201)
 
@@ -158,7 +158,7 @@ async def _hold_until_disconnected(engine: Engine, sandbox: Sandbox) -> AsyncGen
             await asyncio.Event().wait()
     finally:
         with contextlib.suppress(errors.ClocheError):
-            await engine.kill(sandbox.id, sandbox.spec.owner, "whoever held it left")
+            await engine.kill(sandbox.id, sandbox.spec.owner, "client disconnected")
 
 
 def encode_context_info(context: Context) -> responses.ContextInfo:
@@ -185,7 +185,7 @@ class NativeSnapshots:
             await self._api.engine.fork(id, owner, asked.count, seconds=asked.timeout_seconds)
         )
         if has_client_disconnected(request):
-            await asyncio.gather(*(each.kill("whoever asked for it left") for each in made))
+            await asyncio.gather(*(each.kill("client disconnected") for each in made))
             raise ClientDisconnect
         return json_reply([each.info for each in made], 201)
 
@@ -246,7 +246,7 @@ class NativeCheckpoints:
         mark = await run_unless_disconnected(request, context.checkpoint())
         if has_client_disconnected(request):
             with contextlib.suppress(errors.ClocheError):
-                context.forget(mark.id)  # nobody would ever know its id
+                context.forget(mark.id)  # no client would ever know its id
             raise ClientDisconnect
         return json_reply(mark, 201)
 

@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from cloche import errors
 from cloche.api.dialect import json_reply
-from cloche.api.http import InternalError, request_id_of, status_of
+from cloche.api.http import internal_error, request_id_of, status_of
 from cloche.api.native.commands import StdinQueue, check_signal_number, open_stdin_queue, start_requested_process
 from cloche.api.native.context import NativeContext, decode_client_message, decode_request_query
 from cloche.api.native.runs import prepare_execution
@@ -59,7 +59,7 @@ class SocketEndpoint:
             await _send_socket_error(socket, error)
         except Exception as error:  # noqa: BLE001 - the dialect's edge
             log.error("socket.failed", request=request_id_of(socket.scope), error=type(error).__name__)
-            await _send_socket_error(socket, InternalError("a fault of Cloche's: the server's log has this request"))
+            await _send_socket_error(socket, internal_error(request_id_of(socket.scope)))
 
 
 async def _send_socket_error(socket: WebSocket, error: errors.ClocheError) -> None:

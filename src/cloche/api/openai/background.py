@@ -79,7 +79,7 @@ class BackgroundRun:
 
     def _add_events(self, batch: list[Event]) -> None:
         self._told += batch
-        # The last ones are kept together with the end: who reads that it has ended reads no further.
+        # The last events are stored together with the end: a reader of the end reads no further.
         if self.answer.events.ended or time.monotonic() - self._kept_at > FLUSH_SECONDS:
             self._flush_events()
         self._wake_followers()
@@ -112,7 +112,7 @@ class BackgroundRuns:
             answer.until_end.close()
             raise
         run.when_ended(lambda: self._runs.pop(id, None))
-        await self._gateway.shelf.responses.written()  # whoever knows the id finds it also if this process dies now
+        await self._gateway.shelf.responses.written()  # a client with the id finds it also if this process dies now
         return run, queued
 
     def find(self, owner: str, id: str) -> BackgroundRun | None:

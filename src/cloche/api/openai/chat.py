@@ -78,7 +78,7 @@ class CompletionTurn:
             async for happening in happenings:
                 batch = self.completion.feed(happening)
                 if isinstance(happening, AnswerFinished) and self.completion.calls:
-                    self._remember_turn()  # before it is told: who reads that may go on at once
+                    self._remember_turn()  # before the chunk is sent: its reader may continue at once
                 if batch or not has_spoken:
                     has_spoken = True
                     yield batch

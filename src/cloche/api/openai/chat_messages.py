@@ -173,7 +173,7 @@ class _ChatMessageReader:
         return ChatMessage(items=[{"type": "function_call_output", "call_id": self._legacy[name], "output": output}])
 
 
-# -- whoever speaks
+# -- roles
 
 
 def _plain_message(message: Item, param: str) -> ChatMessage:

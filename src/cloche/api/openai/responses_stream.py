@@ -393,7 +393,7 @@ class ResponseTurn:
                 if self._error is not None:
                     step.failed(self._error)
                 elif wanted.background and events.response["status"] == "cancelled":
-                    step.outcome = "cancelled"  # by somebody's request; elsewhere it was the client that left
+                    step.outcome = "cancelled"  # by a cancel request; otherwise the client disconnected
 
     def keep(self, *, instance: str | None = None) -> None:
         """Stores the response as it is now. `instance` is the process that goes on working on it."""
@@ -435,7 +435,7 @@ class ResponseTurn:
                     self._check_shutdown()
                     batch = self.events.feed(happening)
                     if self.events.ended:
-                        self._finish_response()  # before it is told: who reads that may ask for it, or go on, at once
+                        self._finish_response()  # before the event is sent: its reader may go on at once
                     if batch:
                         yield batch
         except errors.ClocheError as error:

@@ -101,7 +101,7 @@ class OpenSandboxEgress:
 
     def lock(self, sandbox: Sandbox) -> asyncio.Lock:
         """The lock for changes of this sandbox: each change sees the result of the previous one."""
-        return self._locks.setdefault(sandbox.id, asyncio.Lock())  # there while somebody holds it
+        return self._locks.setdefault(sandbox.id, asyncio.Lock())  # there while a request holds it
 
     async def _change_policy(self, sandbox: Sandbox, change: PolicyChange) -> Response:
         async with self.lock(sandbox):

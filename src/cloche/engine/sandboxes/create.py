@@ -80,7 +80,7 @@ async def launch_sandbox(sandbox: Sandbox, how: Launch | None) -> Sandbox:
     except errors.ClocheError as error:  # a working directory that somebody removed, say: the sandbox is there
         log.warning("sandbox.not_started", sandbox=sandbox.id, owner=sandbox.spec.owner, reason=error.code)
     except BaseException:
-        await sandbox.kill("whoever asked for it left before it was ready")
+        await sandbox.kill("client disconnected before the sandbox was ready")
         raise
     return sandbox
 
