@@ -335,7 +335,7 @@ async def test_a_sandbox_that_may_not_be_kept_is_not_written_again_and_again(som
 
 async def test_between_tries_to_pause_one_more_and_more_time_passes(somebody, engine):
     box = await somebody.box()
-    waits = [engine._lasting._retry_seconds(box) for _ in range(7)]
+    waits = [engine.pauses._retry_seconds(box) for _ in range(7)]
     assert waits == [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
 
 

@@ -27,6 +27,7 @@ from cloche.api.http import MAX_JSON_BYTES, Dialect, DialectEndpoint, Handler, S
 from cloche.api.router import PathIndexRouter
 from cloche.config import Config
 from cloche.engine.engine import Engine
+from cloche.engine.sandboxes.handle import SandboxHandle
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.event_json import encode_json
 from cloche.model import Principal
@@ -78,13 +79,15 @@ class DialectContext(ABC):
 
         Raises SandboxNotFound (also for one that the request may not see), Gone, SandboxPaused, and as `admit`.
         """
-        return await self.find_sandbox(self.sandbox_id(connection), self.visible_owner(connection))
+        return await (await self.handle(connection)).running()
+
+    async def handle(self, connection: HTTPConnection) -> SandboxHandle:
+        """The handle of the sandbox in the path, running or paused. Raises SandboxNotFound, Gone, and as `admit`."""
+        return await self.engine.handle(self.sandbox_id(connection), self.visible_owner(connection))
 
     async def find_sandbox(self, id: str, owner: str | None) -> Sandbox:
         """As `sandbox`. `owner` is None for callers that hold a secret of that very sandbox, and for operators."""
-        sandbox = await (self.engine.find(id) if owner is None else self.engine.get(id, owner))
-        sandbox.check_running()
-        return sandbox
+        return await (await self.engine.handle(id, owner)).running()
 
     async def body(self, request: Request) -> bytes:
         """The whole body. Raises TooLarge."""

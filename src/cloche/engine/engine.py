@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -19,23 +20,23 @@ from cloche.engine.operations.audit import AuditLog
 from cloche.engine.operations.counters import EngineCounters
 from cloche.engine.operations.lifecycle_log import LifecycleLog
 from cloche.engine.pauses.images import SandboxImages
-from cloche.engine.pauses.pause import MAX_FORKS, Pauses, SandboxSource
+from cloche.engine.pauses.pause import Pauses
 from cloche.engine.pauses.snapshots import SnapshotRegistry, is_snapshot_id
 from cloche.engine.quotas.quotas import Quotas
-from cloche.engine.sandboxes.create import SandboxFactory, launch_sandbox, shutting_down_error, spec_from_snapshot
+from cloche.engine.sandboxes.create import SandboxFactory, launch_sandbox, spec_from_snapshot
 from cloche.engine.sandboxes.endings import (
     KILLED_BY_OWNER,
-    not_running_error,
     sandbox_gone_error,
     sandbox_not_found_error,
 )
+from cloche.engine.sandboxes.handle import SandboxHandle
 from cloche.engine.sandboxes.networks import Networks
 from cloche.engine.sandboxes.pool import CellSupply, TemplateSource, default_limits
 from cloche.engine.sandboxes.sandbox import Sandbox, sandbox_info
 from cloche.engine.sandboxes.volumes import VolumeRegistry
 from cloche.engine.stores import Stores
 from cloche.isolation.base import IsolationBackend
-from cloche.model import Limits, SandboxInfo, SandboxSpec, Snapshot, Template, check_seconds, new_id
+from cloche.model import Limits, SandboxInfo, SandboxSpec, Snapshot, Template, new_id
 from cloche.store.base import SHUT_DOWN_REASON, SandboxRecord
 from cloche.telemetry import log
 
@@ -57,9 +58,10 @@ class Engine:
         self._backend = backend
         self.records = stores.records
         self._instance = instance
-        self._sandboxes: dict[str, Sandbox] = {}
+        self._sandboxes: dict[str, Sandbox] = {}  # those that have a cell here
+        self._handles: WeakValueDictionary[str, SandboxHandle] = WeakValueDictionary()
         self.tally, self.trail = EngineCounters(), AuditLog()
-        self._chronicle = LifecycleLog(self.tally, self.trail)
+        self._lifecycle_log = LifecycleLog(self.tally, self.trail)
         self.quotas = Quotas(config.quotas, stores.quotas)
         stores.guard(self.quotas.check_stored)
         self._destroying: set[asyncio.Task[None]] = set()
@@ -69,10 +71,10 @@ class Engine:
         self._images = SandboxImages(Path(config.data_dir, "images"), instance.name)
         self.snapshots = SnapshotRegistry(stores.snapshots, self._images, config.kept, config.aliases, self.trail)
         self.volumes = VolumeRegistry(config.volumes, stores.volumes, self._images, instance, self.housing, self.trail)
-        self._lasting = Pauses(config.kept, self, instance, stores, self._images, self.snapshots)
+        self.pauses = Pauses(config.kept, self, instance, stores, self._images, self.snapshots)
         self.runs = DetachedRuns(stores.runs, instance, config.runs)
         self.builds = Builds(self._build_functions(), stores, instance, config.aliases, self.trail)
-        self._making = SandboxFactory(self, self._images)
+        self._factory = SandboxFactory(self, self._images)
 
     async def __aenter__(self) -> Engine:
         await self.records.open()
@@ -83,8 +85,8 @@ class Engine:
         dead = self._instance.clean()
         if lost or dead:
             log.info("instance.cleaned", instances=len(dead), sandboxes=len(lost))
-            self._chronicle.lost(lost)
-        await self._lasting.open()
+            self._lifecycle_log.lost(lost)
+        await self.pauses.open()
         await self.builds.open()
         self.runs.open()
         return self
@@ -105,7 +107,7 @@ class Engine:
         """
         found = await self._find_template(spec.template, spec.owner)
         if isinstance(found, Template):
-            return await self._making.create(spec, id or new_id(), found)
+            return await self._factory.create(spec, id or new_id(), found)
         return await launch_sandbox(
             await self.make(spec_from_snapshot(spec, found), id, image=found.image), found.launch
         )
@@ -115,41 +117,43 @@ class Engine:
     ) -> Sandbox:
         """As `create`, with the files of that image; `before`: the paused sandbox that it is to be again."""
         template = await self.housing.template(spec.template)
-        return await self._making.create(spec, id or new_id(), template, image=image, before=before)
+        return await self._factory.create(spec, id or new_id(), template, image=image, before=before)
 
-    async def get(self, id: str, owner: str) -> Sandbox:
-        """A sandbox to be used. A paused one with `auto_resume` is resumed.
+    # -- the way to a sandbox
 
-        Raises SandboxPaused, SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost with the time and the
-        reason, also after a restart.
+    async def handle(self, id: str, owner: str | None) -> SandboxHandle:
+        """The handle of a sandbox that runs or is paused; the same one for as long as it is held.
+
+        An owner of None stands for a caller that holds a secret of that very sandbox instead of a key. Raises
+        SandboxNotFound, also for a sandbox of another owner; SandboxExpired, SandboxKilled or SandboxLost.
         """
-        return await self._ensure_running(await self._find_known(id, owner))
+        place = await self.locate(id, owner)
+        return place.handle if isinstance(place, Sandbox) else self._handle_of(id, place.owner)
 
-    async def find(self, id: str) -> Sandbox:
-        """As `get`, for any owner: for callers that hold a secret of that very sandbox instead of a key."""
-        return await self._ensure_running(await self._find_known(id, None))
+    def live_handle(self, id: str) -> SandboxHandle | None:
+        """The handle of a sandbox that runs in this process, of any owner."""
+        sandbox = self._sandboxes.get(id)
+        return sandbox.handle if sandbox is not None and sandbox.record.state == "running" else None
 
-    async def _ensure_running(self, known: Sandbox | SandboxRecord) -> Sandbox:
-        if isinstance(known, Sandbox) and known.record.state != "paused":
-            return known
-        record = known.record if isinstance(known, Sandbox) else known
-        if not record.spec.auto_resume:
-            raise not_running_error(record)
-        return await self._resume_known(known, None)
-
-    async def _find_known(self, id: str, owner: str | None) -> Sandbox | SandboxRecord:
+    async def locate(self, id: str, owner: str | None) -> Sandbox | SandboxRecord:
         """A sandbox that has a cell here, or the record of one paused on a disk. Raises SandboxNotFound, Gone."""
         sandbox = self._sandboxes.get(id)
         if sandbox is not None and owner in (None, sandbox.spec.owner):
             return sandbox
-        record = await self._lasting.asleep.find(id, owner) or await self.records.get(id, owner)
+        record = await self.pauses.asleep.find(id, owner) or await self.records.get(id, owner)
         if record is None:
             raise sandbox_not_found_error(id)
-        if id in self._sandboxes:  # it was woken while we looked
+        if id in self._sandboxes:  # it was woken meanwhile
             return self._sandboxes[id]
         if record.state == "paused" and not self._is_elsewhere(record):
             return record
         raise self._absence_error(record)
+
+    def _handle_of(self, id: str, owner: str) -> SandboxHandle:
+        handle = self._handles.get(id)
+        if handle is None:
+            handle = self._handles[id] = SandboxHandle(self, id, owner)
+        return handle
 
     def _is_elsewhere(self, record: SandboxRecord) -> bool:
         return record.instance != self._instance.name and self._instance.is_live(record.instance)
@@ -164,91 +168,42 @@ class Engine:
             )
         return errors.SandboxLost(f"sandbox {record.id} was lost: its host process died; create a new one")
 
-    # -- what lasts
+    # -- shorthands for one use of a handle
+
+    async def get(self, id: str, owner: str) -> Sandbox:
+        """See `SandboxHandle.running`."""
+        return await (await self.handle(id, owner)).running()
 
     async def pause(self, id: str, owner: str, *, memory: bool = True) -> SandboxInfo:
-        """Freezes its programs until it is resumed; without `memory` they end, and only its files are kept.
-
-        Raises SandboxPaused if it is paused already, SandboxNotFound, Gone. Raises InvalidRequest, Unavailable or
-        TooLarge where it cannot be done: then it runs as before.
-        """
-        known = await self._find_known(id, owner)
-        if not isinstance(known, Sandbox):
-            raise not_running_error(known)
-        await self._lasting.pause(known, memory=memory)
-        return known.info
+        """See `SandboxHandle.pause`."""
+        return await (await self.handle(id, owner)).pause(memory=memory)
 
     async def resume(self, id: str, owner: str, *, seconds: float | None = None) -> Sandbox:
-        """Resumes it, for so many seconds from now or as many as it was first given. Harmless when it runs.
-
-        Raises SandboxNotFound, Gone, and as `create` where there is no memory to go on from.
-        """
-        check_seconds("lifetime", seconds)
-        return await self._resume_known(await self._find_known(id, owner), seconds)
-
-    async def _resume_known(self, known: Sandbox | SandboxRecord, seconds: float | None) -> Sandbox:
-        if self._making.closing:
-            raise shutting_down_error()
-        seconds = None if seconds is None else min(seconds, self.config.lifetime.max_seconds)
-        while isinstance(known, Sandbox):
-            try:
-                return await self._lasting.resume(known, seconds)
-            except errors.SandboxPaused:  # it has left its cell at this very moment
-                known = await self._find_moved(known)
-        return await self._lasting.wake_from_disk(known, seconds)
-
-    async def _find_moved(self, sandbox: Sandbox) -> Sandbox | SandboxRecord:
-        """The sandbox or record after a pause without memory. Raises SandboxPaused if it has not moved, Gone."""
-        known = await self._find_known(sandbox.id, sandbox.spec.owner)
-        if known is sandbox:
-            raise not_running_error(sandbox.record)
-        return known
+        """See `SandboxHandle.resume`."""
+        return await (await self.handle(id, owner)).resume(seconds=seconds)
 
     async def kill(self, id: str, owner: str, reason: str = KILLED_BY_OWNER) -> None:
-        """Ends one that runs or is paused. Raises SandboxNotFound, Gone."""
-        known = await self._find_known(id, owner)
-        if isinstance(known, Sandbox):
-            await known.kill(reason)
-        else:
-            await self._lasting.end(known, reason)
+        """See `SandboxHandle.kill`."""
+        await (await self.handle(id, owner)).kill(reason)
 
     async def snapshot(self, id: str, owner: str, *, name: str | None = None) -> Snapshot:
-        """A snapshot of the files and settings of a sandbox, to make new ones from.
-
-        Raises SandboxNotFound, Gone, Unavailable, TooLarge; InvalidRequest for an invalid name, or a template's.
-        """
-        if name is not None:
-            await self.snapshots.check_name(name, owner, await self.templates())
-        await self.snapshots.check_room(owner)
-        return await self._lasting.snapshot(await self._find_source(id, owner), name)
+        """See `SandboxHandle.snapshot`."""
+        return await (await self.handle(id, owner)).snapshot(name=name)
 
     async def fork(
         self, id: str, owner: str, count: int = 1, *, seconds: float | None = None
     ) -> Sequence[Sandbox | errors.ClocheError]:
-        """New sandboxes with its files and settings, and none of its memory; an error for each that failed.
+        """See `SandboxHandle.fork`."""
+        return await (await self.handle(id, owner)).fork(count, seconds=seconds)
 
-        Raises as `snapshot`.
-        """
-        if not 1 <= count <= MAX_FORKS:
-            raise errors.InvalidRequest(f"a sandbox can be forked into 1 to {MAX_FORKS} at once, not {count}")
-        check_seconds("lifetime", seconds)
-        return await self._lasting.fork(await self._find_source(id, owner), count, seconds)
-
-    async def _find_source(self, id: str, owner: str) -> SandboxSource:
-        known = await self._find_known(id, owner)
-        while isinstance(known, Sandbox):
-            try:
-                return await self._lasting.source_of(known)
-            except errors.SandboxPaused:  # as above
-                known = await self._find_moved(known)
-        return await self._lasting.source_on_disk(known)
+    # -- all of them
 
     def live_sandboxes(self) -> Sequence[Sandbox]:
         return [*self._sandboxes.values()]
 
     def known(self, owner: str | None) -> Sequence[SandboxRecord]:
         here = [each.record for each in self._sandboxes.values() if each.spec.owner]
-        return [*(each for each in here if owner in (None, each.owner)), *self._lasting.asleep.list(owner)]
+        return [*(each for each in here if owner in (None, each.owner)), *self.pauses.asleep.list(owner)]
 
     def list(self, owner: str | None) -> list[SandboxInfo]:
         """The sandboxes of that owner in this process, or with None of all, running and paused, the oldest first."""
@@ -261,7 +216,7 @@ class Engine:
         """
         sandbox = self._sandboxes.get(id)
         record = None if sandbox is None or owner not in (None, sandbox.spec.owner) else sandbox.record
-        record = record or await self._lasting.asleep.find(id, owner) or await self.records.get(id, owner)
+        record = record or await self.pauses.asleep.find(id, owner) or await self.records.get(id, owner)
         if record is None:
             raise sandbox_not_found_error(id)
         return sandbox_info(record)
@@ -308,7 +263,7 @@ class Engine:
     @property
     def closing(self) -> bool:
         """Whether it takes no more sandboxes, because it is about to end."""
-        return self._making.closing
+        return self._factory.closing
 
     @property
     def waiting(self) -> int:
@@ -323,18 +278,18 @@ class Engine:
     @property
     def paused(self) -> int:
         """How many sandboxes are paused."""
-        return len(self._lasting.resting()) + len(self._lasting.asleep.list(None))
+        return len(self.pauses.resting()) + len(self.pauses.asleep.list(None))
 
     async def aclose(self) -> None:
         """Ends all sandboxes (their executions end with "shutdown"), then pools, nurseries and stores."""
-        self._making.close()
+        self._factory.close()
         await self.builds.aclose()
-        await self._lasting.finish_waking()
-        await asyncio.gather(*(self._lasting.save_for_shutdown(each) for each in list(self._sandboxes.values())))
+        await self.pauses.finish_waking()
+        await asyncio.gather(*(self.pauses.save_for_shutdown(each) for each in list(self._sandboxes.values())))
         ending = [each.end("killed", "shutdown", SHUT_DOWN_REASON) for each in list(self._sandboxes.values())]
         await asyncio.gather(*ending, self.housing.close_pools())
         await self.runs.aclose()
-        await self._lasting.aclose()
+        await self.pauses.aclose()
         await asyncio.gather(*self._destroying)  # those that had ended just before
         await self.volumes.aclose()
         await self.housing.close_nurseries()
@@ -354,7 +309,7 @@ class Engine:
             found=self._find_template,
             create=self.create,
             restore=lambda spec, image: self.make(spec, None, image=image),
-            source_of=self._lasting.source_of,
+            source_of=self.pauses.source_of,
             discard=self._images.remove,
             check_room=lambda owner: self.snapshots.check_room(owner, for_build=True),
             check_limits=self.config.limits.check,
@@ -376,23 +331,27 @@ class Engine:
     def add(self, sandbox: Sandbox) -> None:
         """Adds a sandbox that has a cell."""
         self._sandboxes[sandbox.id] = sandbox
-        self._lasting.asleep.forget(sandbox.id)
+        sandbox.handle = self._handle_of(sandbox.id, sandbox.spec.owner)
+        sandbox.handle.here = sandbox
+        self.pauses.asleep.forget(sandbox.id)
         self._store_record(sandbox.record)
-        self._chronicle.on_sandbox_added(sandbox.record)
+        self._lifecycle_log.on_sandbox_added(sandbox.record)
 
     def on_due(self, sandbox: Sandbox) -> None:
-        self._lasting.on_due(sandbox)
+        self.pauses.on_due(sandbox)
 
     def on_change(self, sandbox: Sandbox) -> None:
         record = sandbox.record
         self._store_record(record)
         left = sandbox.ending is not None and self._sandboxes.get(sandbox.id) is sandbox
-        self._chronicle.changed(record, left=left)
+        self._lifecycle_log.changed(record, left=left)
         if left:
             del self._sandboxes[sandbox.id]
+            if record.state == "paused":
+                sandbox.handle.here = None
             self._track_destruction(sandbox.destroy_task)
             if sandbox.unneeded is not None:
-                self._lasting.forget(sandbox.unneeded)
+                self.pauses.forget(sandbox.unneeded)
 
     def _store_record(self, record: SandboxRecord) -> None:
         if record.owner:

@@ -267,7 +267,8 @@ class Containers:
         """Returns the policy of a container, or the one that was requested for an expired container."""
         if info.state == "running":
             with contextlib.suppress(errors.Gone, errors.SandboxNotFound):  # it may end at this very moment
-                return (await self._engine.find(info.id)).network.policy
+                handle = await self._engine.handle(info.id, None)
+                return (await handle.running()).network.policy
         return network_from_label(info) or NetworkPolicy()
 
     async def default_network(self) -> NetworkPolicy:

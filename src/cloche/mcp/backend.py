@@ -10,7 +10,7 @@ from cloche import errors
 from cloche.engine.engine import Engine
 from cloche.model import SandboxSpec, SnapshotInfo
 from cloche.sdk import backend, remote_sandbox
-from cloche.sdk.local import LocalSandbox, resume_sandbox
+from cloche.sdk.local import LocalSandbox, resume_for
 from cloche.sdk.remote_sandbox import RemoteSnapshots
 from cloche.sdk.remote_server import ServerClient
 
@@ -48,7 +48,7 @@ class LocalSandboxBackend:
         return LocalSandbox(self._engine, await self._engine.create(with_template(self._spec, template)))
 
     async def find(self, id: str) -> backend.BackendSandbox:
-        return LocalSandbox(self._engine, await resume_sandbox(self._engine, id, self._spec.owner, None))
+        return LocalSandbox(self._engine, await resume_for(await self._engine.handle(id, self._spec.owner), None))
 
     async def fork(self, box: backend.BackendSandbox) -> backend.BackendSandbox:
         return (await box.fork(1, self._spec.lifetime_seconds))[0]

@@ -17,7 +17,7 @@ from cloche.model import SandboxInfo, SandboxSpec
 from cloche.sdk import backend
 from cloche.sdk.arguments import LOCAL_OWNER
 from cloche.sdk.assembly import assemble_engine
-from cloche.sdk.local import LocalRuns, LocalSandbox, LocalSnapshots, LocalVolumes, resume_sandbox
+from cloche.sdk.local import LocalRuns, LocalSandbox, LocalSnapshots, LocalVolumes, resume_for
 from cloche.sdk.loop_thread import CLOSE_SECONDS, LoopThread, run_at_exit
 from cloche.templates import TemplateProgress
 
@@ -75,7 +75,7 @@ class EmbeddedEngine(LoopThread):
         return LocalSandbox(self.engine, await self.engine.create(spec))
 
     async def connect(self, id: str, timeout_seconds: float | None = None) -> LocalSandbox:
-        return LocalSandbox(self.engine, await resume_sandbox(self.engine, id, LOCAL_OWNER, timeout_seconds))
+        return LocalSandbox(self.engine, await resume_for(await self.engine.handle(id, LOCAL_OWNER), timeout_seconds))
 
     async def list(self) -> list[SandboxInfo]:
         return self.engine.list(LOCAL_OWNER)

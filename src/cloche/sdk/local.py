@@ -15,6 +15,7 @@ from cloche.engine.executions.history import export_notebook, read_history
 from cloche.engine.executions.runs import RunEventLine
 from cloche.engine.sandboxes.create import require_all_forks
 from cloche.engine.sandboxes.files import DirectoryWatch
+from cloche.engine.sandboxes.handle import SandboxHandle
 from cloche.engine.sandboxes.sandbox import DEFAULT_CONTEXT, Sandbox
 from cloche.events import NumberedEvent, ProcessResult, Run, RunInfo
 from cloche.file_content import Content
@@ -38,53 +39,10 @@ from cloche.sdk import backend
 from cloche.sdk.arguments import LOCAL_OWNER
 from cloche.sdk.backend import NetworkLog
 
-# The current engine sandbox behind an id: a paused one may have moved to another cell.
 
-_LIVE_STATES = ("running", "paused")
-
-
-class SandboxHandle:
-    """The handle of one sandbox id. Every use asks the engine anew: a paused sandbox may return in another
-    cell.
-    """
-
-    def __init__(self, engine: Engine, core: Sandbox):
-        self._engine = engine
-        self.id = core.id
-        self.owner = core.spec.owner
-        self.core = core  # as it was when it was last used
-
-    @property
-    def ended(self) -> bool:
-        """Whether it is known here that it has ended."""
-        return self.core.record.state not in _LIVE_STATES
-
-    async def awake(self) -> Sandbox:
-        """The sandbox, running. Raises Gone, or SandboxPaused where it is paused and may not be woken."""
-        self.core = await self._engine.get(self.id, self.owner)
-        return self.core
-
-    async def resume(self, timeout_seconds: float | None) -> Sandbox:
-        """Raises Gone, Unavailable."""
-        self.core = await resume_sandbox(self._engine, self.id, self.owner, timeout_seconds)
-        return self.core
-
-    async def detach(self, execution: Execution, context: str) -> RunInfo:
-        """Raises as `Runs.start` does."""
-        return await self._engine.runs.start(self.core, context, execution)
-
-    async def kill(self) -> None:
-        """Harmless when it has ended."""
-        if self.core.record.state == "running":
-            await self.core.kill()
-            return
-        with contextlib.suppress(errors.Gone):
-            await self._engine.kill(self.id, self.owner)
-
-
-async def resume_sandbox(engine: Engine, id: str, owner: str, timeout_seconds: float | None) -> Sandbox:
-    """The sandbox of that id, running. Raises SandboxNotFound, Gone, Unavailable."""
-    sandbox = await engine.resume(id, owner, seconds=timeout_seconds)
+async def resume_for(handle: SandboxHandle, timeout_seconds: float | None) -> Sandbox:
+    """The sandbox, running for so many seconds from now on. Raises SandboxNotFound, Gone, Unavailable."""
+    sandbox = await handle.resume(seconds=timeout_seconds)
     if timeout_seconds is not None:
         sandbox.renew(timeout_seconds)  # it may have been running
     return sandbox
@@ -94,53 +52,53 @@ async def resume_sandbox(engine: Engine, id: str, owner: str, timeout_seconds: f
 
 
 class LocalFiles:
-    def __init__(self, home: SandboxHandle):
-        self._home = home
+    def __init__(self, handle: SandboxHandle):
+        self._handle = handle
 
     async def read(self, path: str, *, user: User | None = None) -> bytes:
-        return await (await self._home.awake()).files.read(path, user=user)
+        return await (await self._handle.running()).files.read(path, user=user)
 
     async def open_read(self, path: str, *, user: User | None = None) -> AsyncGenerator[bytes, None]:
-        return await (await self._home.awake()).files.open_read(path, user=user)
+        return await (await self._handle.running()).files.open_read(path, user=user)
 
     async def write(
         self, path: str, content: Content, *, user: User | None = None, mode: int | None = None
     ) -> FileInfo:
-        return await (await self._home.awake()).files.write(path, content, user=user, mode=mode)
+        return await (await self._handle.running()).files.write(path, content, user=user, mode=mode)
 
     async def list(self, path: str = ".", *, depth: int = 1, user: User | None = None) -> builtins.list[FileInfo]:
-        return await (await self._home.awake()).files.list(path, depth=depth, user=user)
+        return await (await self._handle.running()).files.list(path, depth=depth, user=user)
 
     async def stat(self, path: str, *, user: User | None = None) -> FileInfo:
-        return await (await self._home.awake()).files.stat(path, user=user)
+        return await (await self._handle.running()).files.stat(path, user=user)
 
     async def exists(self, path: str, *, user: User | None = None) -> bool:
-        return await (await self._home.awake()).files.exists(path, user=user)
+        return await (await self._handle.running()).files.exists(path, user=user)
 
     async def make_dir(self, path: str, *, user: User | None = None) -> bool:
-        return await (await self._home.awake()).files.make_dir(path, user=user)
+        return await (await self._handle.running()).files.make_dir(path, user=user)
 
     async def move(self, path: str, to: str, *, user: User | None = None) -> FileInfo:
-        return await (await self._home.awake()).files.move(path, to, user=user)
+        return await (await self._handle.running()).files.move(path, to, user=user)
 
     async def remove(self, path: str, *, user: User | None = None) -> None:
-        await (await self._home.awake()).files.remove(path, user=user)
+        await (await self._handle.running()).files.remove(path, user=user)
 
     def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> LocalWatch:
-        return LocalWatch(self._home, path, recursive=recursive, user=user)
+        return LocalWatch(self._handle, path, recursive=recursive, user=user)
 
 
 class LocalWatch:
     """Begins at `__aenter__`, as the engine's own does."""
 
-    def __init__(self, home: SandboxHandle, path: str, *, recursive: bool, user: User | None):
-        self._home = home
+    def __init__(self, handle: SandboxHandle, path: str, *, recursive: bool, user: User | None):
+        self._handle = handle
         self._asked = (path, recursive, user)
         self._core: DirectoryWatch | None = None
 
     async def __aenter__(self) -> LocalWatch:
         path, recursive, user = self._asked
-        self._core = (await self._home.awake()).files.watch(path, recursive=recursive, user=user)
+        self._core = (await self._handle.running()).files.watch(path, recursive=recursive, user=user)
         await self._core.__aenter__()
         return self
 
@@ -158,84 +116,87 @@ class LocalWatch:
 
 
 class LocalSandbox:
-    def __init__(self, engine: Engine, core: Sandbox):
+    def __init__(self, engine: Engine, sandbox: Sandbox):
         self._engine = engine
-        self._home = SandboxHandle(engine, core)
-        self.id = core.id
-        self.limits = core.limits
-        self.files: backend.BackendFiles = LocalFiles(self._home)
-        self.commands: backend.BackendCommands = LocalCommands(self._home)
-        self.network: backend.BackendNetwork = LocalNetwork(self._home, engine)
+        self._handle = sandbox.handle
+        self._cwd = sandbox.spec.cwd
+        self.id = sandbox.id
+        self.limits = sandbox.limits
+        self.files: backend.BackendFiles = LocalFiles(self._handle)
+        self.commands: backend.BackendCommands = LocalCommands(self._handle)
+        self.network: backend.BackendNetwork = LocalNetwork(self._handle, engine)
 
     @property
     def ended(self) -> bool:
-        return self._home.ended
+        return self._handle.ended
 
     def check_running(self) -> None:
-        if self._home.ended:  # one that is paused may be woken by its use
-            self._home.core.check_running()
+        if self._handle.ended and self._handle.here is not None:  # one that is paused may be woken by its use
+            self._handle.here.check_running()
 
     async def describe(self) -> SandboxInfo:
-        return await self._engine.describe(self.id, self._home.owner)
+        return await self._handle.info()
 
     async def renew(self, seconds: float) -> SandboxInfo:
-        return (await self._home.awake()).renew(seconds)
+        return (await self._handle.running()).renew(seconds)
 
     async def kill(self) -> None:
-        await self._home.kill()
+        """Harmless when it has ended."""
+        with contextlib.suppress(errors.Gone):
+            await self._handle.kill()
 
     async def pause(self, *, memory: bool = True) -> SandboxInfo:
-        return await self._engine.pause(self.id, self._home.owner, memory=memory)
+        return await self._handle.pause(memory=memory)
 
     async def resume(self, timeout_seconds: float | None = None) -> SandboxInfo:
-        return (await self._home.resume(timeout_seconds)).info
+        return (await resume_for(self._handle, timeout_seconds)).info
 
     async def snapshot(self, name: str | None = None) -> SnapshotInfo:
-        return (await self._engine.snapshot(self.id, self._home.owner, name=name)).info
+        return (await self._handle.snapshot(name=name)).info
 
     async def fork(self, count: int = 1, timeout_seconds: float | None = None) -> list[LocalSandbox]:
-        made = await self._engine.fork(self.id, self._home.owner, count, seconds=timeout_seconds)
+        made = await self._handle.fork(count, seconds=timeout_seconds)
         return [LocalSandbox(self._engine, each) for each in await require_all_forks(made)]
 
     async def history(self) -> History:
-        return read_history(await self._home.awake())
+        return read_history(await self._handle.running())
 
     def context(self, id: str | None = None) -> LocalContext:
-        core = self._home.core
-        if core.record.state == "paused":  # it may be running again, elsewhere: its use will tell
-            return LocalContext(self._home, id or DEFAULT_CONTEXT, cwd=core.spec.cwd)
-        return self._local_context(core.context(id))
+        here = self._handle.here
+        if here is None or here.record.state == "paused":  # it may be running again in another cell: its use will tell
+            return LocalContext(self._handle, id or DEFAULT_CONTEXT, cwd=self._cwd)
+        return self._local_context(here.context(id))
 
     async def find_context(self, id: str) -> LocalContext:
-        return self._local_context((await self._home.awake()).context(id))
+        return self._local_context((await self._handle.running()).context(id))
 
     async def list_contexts(self) -> list[backend.BackendContext]:
-        return [self._local_context(each) for each in (await self._home.awake()).contexts]
+        return [self._local_context(each) for each in (await self._handle.running()).contexts]
 
     async def create_context(self, *, language: str = "python", cwd: str | None = None) -> LocalContext:
-        return self._local_context(await (await self._home.awake()).create_context(language=language, cwd=cwd))
+        return self._local_context(await (await self._handle.running()).create_context(language=language, cwd=cwd))
 
     def _local_context(self, core: Context) -> LocalContext:
-        return LocalContext(self._home, core.id, language=core.language, cwd=core.cwd)
+        return LocalContext(self._handle, core.id, language=core.language, cwd=core.cwd)
 
     async def remove_context(self, id: str) -> None:
-        (await self._home.awake()).remove_context(id)
+        (await self._handle.running()).remove_context(id)
 
 
 class LocalNetwork:
-    def __init__(self, home: SandboxHandle, engine: Engine):
-        self._home = home
+    def __init__(self, handle: SandboxHandle, engine: Engine):
+        self._handle = handle
         self._engine = engine
 
     async def policy(self) -> NetworkPolicy:
-        return (await self._home.awake()).network.policy.redacted()
+        return (await self._handle.running()).network.policy.redacted()
 
     async def log(self) -> NetworkLog:
-        network = (await self._home.awake()).network
+        network = (await self._handle.running()).network
         return NetworkLog(network.log, network.dropped)
 
     async def set(self, policy: NetworkPolicy, *, keep_secrets: bool) -> NetworkPolicy:
-        core = await self._home.awake()
+        core = await self._handle.running()
         if keep_secrets:
             policy = with_usable_secrets(policy, core.network.policy.secrets)
         await self._engine.networks.replace(core, policy)
@@ -243,17 +204,17 @@ class LocalNetwork:
 
 
 class LocalContext:
-    """Its methods begin with `_awake()`: a sandbox that was paused may have another cell, and other contexts, now."""
+    """Its methods begin with `_running_context()`: a paused sandbox may have another cell, and other contexts, now."""
 
-    def __init__(self, home: SandboxHandle, id: str, *, language: str = "python", cwd: str):
-        self._home = home
+    def __init__(self, handle: SandboxHandle, id: str, *, language: str = "python", cwd: str):
+        self._handle = handle
         self.id = id
         self.language = language
         self.cwd = cwd
 
     async def _running_context(self) -> Context:
         """Raises ContextNotFound, Gone or SandboxPaused."""
-        return (await self._home.awake()).context(self.id)
+        return (await self._handle.running()).context(self.id)
 
     async def execute(
         self,
@@ -295,7 +256,7 @@ class LocalContext:
         context = await self._running_context()
         request = ExecutionRequest(code=code, env=env or {}, cwd=cwd, timeout_seconds=timeout_seconds)
         execution = context.submit(request, input)
-        return await self._home.detach(execution, context.id)
+        return await self._handle.detach(execution, context.id)
 
     async def interrupt(self) -> bool:
         return (await self._running_context()).interrupt()
@@ -311,7 +272,7 @@ class LocalContext:
 
     async def fork(self, count: int = 1) -> builtins.list[LocalContext]:
         made = await (await self._running_context()).fork(count)
-        return [LocalContext(self._home, each.id, language=each.language, cwd=each.cwd) for each in made]
+        return [LocalContext(self._handle, each.id, language=each.language, cwd=each.cwd) for each in made]
 
     async def checkpoints(self) -> builtins.list[Mark]:
         return (await self._running_context()).marks()
@@ -323,15 +284,15 @@ class LocalContext:
         return await (await self._running_context()).variables()
 
     async def history(self) -> History:
-        return read_history(await self._home.awake(), self.id)
+        return read_history(await self._handle.running(), self.id)
 
     async def notebook(self) -> bytes:
-        return await export_notebook(await self._home.awake(), self.id)
+        return await export_notebook(await self._handle.running(), self.id)
 
 
 class LocalCommands:
-    def __init__(self, home: SandboxHandle):
-        self._home = home
+    def __init__(self, handle: SandboxHandle):
+        self._handle = handle
 
     async def start(
         self,
@@ -345,7 +306,7 @@ class LocalCommands:
         pty: tuple[int, int] | None = None,
         background: bool = False,
     ) -> SandboxProcess:
-        return await (await self._home.awake()).commands.start(
+        return await (await self._handle.running()).commands.start(
             command,
             user=user,
             env=env,
@@ -366,14 +327,14 @@ class LocalCommands:
         timeout_seconds: float | None = None,
         stdin: str | bytes | None = None,
     ) -> ProcessResult:
-        commands = (await self._home.awake()).commands
+        commands = (await self._handle.running()).commands
         return await commands.run(command, user=user, env=env, cwd=cwd, timeout_seconds=timeout_seconds, stdin=stdin)
 
     async def list(self) -> builtins.list[ProcessInfo]:
-        return await (await self._home.awake()).commands.list()
+        return await (await self._handle.running()).commands.list()
 
     async def kill(self, id: str) -> None:
-        (await self._home.awake()).commands.kill(id)
+        (await self._handle.running()).commands.kill(id)
 
 
 # Detached runs of the engine in this process, and of others that share its data directory.

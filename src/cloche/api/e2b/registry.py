@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,6 +22,7 @@ from cloche.api.auth import secrets_match as secrets_match
 from cloche.api.dialect import json_reply
 from cloche.api.e2b.network_schema import PORT_VARIABLE
 from cloche.engine.engine import Engine
+from cloche.engine.sandboxes.handle import SandboxHandle
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxInfo
 
@@ -143,28 +145,27 @@ class PortAccess:
 class E2bSandbox(PortAccess):
     """One sandbox, running or paused, also one that another dialect created."""
 
-    def __init__(self, info: SandboxInfo, tokens: E2bTokens, sandbox: Sandbox | None = None):
+    def __init__(self, info: SandboxInfo, tokens: E2bTokens, handle: SandboxHandle):
         super().__init__(info.id, info.notes, tokens)
+        self.handle = handle
         self._info = info
-        self._sandbox = sandbox
         self.owner = info.owner
         self.host_mask = info.notes.get(HOST_MASK)
 
     @property
     def info(self) -> SandboxInfo:
-        return self._info if self._sandbox is None else self._sandbox.info
+        return self._info if self.handle.here is None else self.handle.here.info
 
     @property
     def is_paused(self) -> bool:
-        """Whether it was paused at the time of the lookup."""
-        return self._sandbox is None
+        return self.handle.here is None or self.handle.here.record.state == "paused"
 
     @property
     def sandbox(self) -> Sandbox:
-        """Raises SandboxPaused if it is paused."""
-        if self._sandbox is None:
+        """The sandbox in its cell, for one use. Raises SandboxPaused if it is paused."""
+        if self.handle.here is None or self.is_paused:
             raise errors.SandboxPaused(f"sandbox {self.id} is paused: connect to it, and it goes on")
-        return self._sandbox
+        return self.handle.here
 
     def host_for(self, port: int) -> str | None:
         """The Host header for the program on that port; None: the client's own."""
@@ -177,21 +178,20 @@ class E2bSandboxes:
     def __init__(self, engine: Engine, tokens: E2bTokens):
         self.tokens = tokens
         self._engine = engine
-        self._running: dict[str, E2bSandbox] = {}
+        self._known: WeakKeyDictionary[SandboxHandle, E2bSandbox] = WeakKeyDictionary()
         self._searches = asyncio.Semaphore(MAX_SIGNER_SEARCHES)
 
     def of(self, sandbox: Sandbox) -> E2bSandbox:
         """The E2bSandbox of this running sandbox."""
-        known = self._running.get(sandbox.id)
-        if known is None or known.sandbox is not sandbox:  # one that was paused without memory runs in another cell
-            self._remove_ended_sandboxes()
-            known = self._running[sandbox.id] = E2bSandbox(sandbox.info, self.tokens, sandbox)
+        known = self._known.get(sandbox.handle)
+        if known is None:
+            known = self._known[sandbox.handle] = E2bSandbox(sandbox.info, self.tokens, sandbox.handle)
         return known
 
     def running(self, id: str) -> E2bSandbox | None:
         """The sandbox if it runs and was used before."""
-        known = self._running.get(id)
-        return known if known is not None and known.sandbox.record.state == "running" else None
+        handle = self._engine.live_handle(id)
+        return None if handle is None else self._known.get(handle)
 
     async def lock(self, id: str) -> PortAccess:
         """The access data of any id, read from the records whether or not the sandbox exists or runs."""
@@ -203,19 +203,19 @@ class E2bSandboxes:
         Raises SandboxNotFound or Gone.
         """
         known = self.running(id)
-        if known is not None and owner in (None, known.sandbox.record.owner):
+        if known is not None and owner in (None, known.owner):
             return known
-        info = await self._engine.describe(id, owner)
-        if info.state == "paused":
-            return E2bSandbox(info, self.tokens)
-        return self.of(await self._engine.find(id))
+        handle = await self._engine.handle(id, owner)
+        if handle.here is None or handle.here.record.state != "running":
+            return E2bSandbox(await handle.info(), self.tokens, handle)
+        return self.of(handle.here)
 
     async def awake(self, resident: E2bSandbox) -> E2bSandbox:
         """The same sandbox, running: access to a paused one resumes it.
 
         Raises SandboxPaused if it was not created with automatic resume.
         """
-        return self.of(await self._engine.find(resident.id)) if resident.is_paused else resident
+        return self.of(await resident.handle.running()) if resident.is_paused else resident
 
     async def by_signature(
         self, given: str, path: str, operation: FileOperation, user: str, expiration: int | None
@@ -242,11 +242,6 @@ class E2bSandboxes:
             if number % SIGNER_CHECKS_PER_TURN == 0:
                 await asyncio.sleep(0)
         return None
-
-    def _remove_ended_sandboxes(self) -> None:
-        gone = [id for id, resident in self._running.items() if resident.sandbox.record.state != "running"]
-        for id in gone:
-            del self._running[id]
 
 
 def e2b_sandbox_of(request: Request) -> E2bSandbox:

@@ -26,6 +26,7 @@ from cloche.api.librechat.program_sandbox import ProgramSandbox
 from cloche.api.librechat.programs import is_python
 from cloche.api.librechat.replies import ProgramNotes, quote_name
 from cloche.api.librechat.request import DATA_DIRECTORY, ExecRequest
+from cloche.engine.sandboxes.handle import SandboxHandle
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec
 from cloche.store.librechat import CodeFile, TenantScope, WorkspaceEntry
@@ -46,7 +47,7 @@ class CodeSession:
         self.turn = asyncio.Lock()
         self.users = 0  # that run in it, or wait
         self.used_at = 0.0
-        self.sandbox: Sandbox | None = None
+        self.handle: SandboxHandle | None = None  # of its sandbox
         self.files: dict[str, CodeFile] = {}  # that are in /mnt/data, and in the store
         self.empty: tuple[str, ...] = ()  # directories
         self.not_kept: dict[str, int] = {}  # files that cannot be in the store, with their sizes
@@ -56,12 +57,22 @@ class CodeSession:
 
     @property
     def running(self) -> Sandbox | None:
-        return None if self.sandbox is None or self.sandbox.record.state != "running" else self.sandbox
+        here = None if self.handle is None else self.handle.here
+        return here if here is not None and here.record.state == "running" else None
 
     @property
-    def paused(self) -> Sandbox | None:
-        """The sandbox if it is paused, by a client of another dialect."""
-        return None if self.sandbox is None or self.sandbox.record.state != "paused" else self.sandbox
+    def paused(self) -> SandboxHandle | None:
+        """The handle of its sandbox if that is paused, by a client of another dialect."""
+        if self.handle is None:
+            return None
+        here = self.handle.here
+        return self.handle if here is None or here.record.state == "paused" else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its sandbox has died."""
+        here = None if self.handle is None else self.handle.here
+        return here is not None and here.record.state == "lost"
 
     def is_used(self, since: float) -> bool:
         """Whether it runs, or is paused and was used `since` then."""
@@ -262,8 +273,8 @@ class CodeSessions:
         paused = session.paused
         if paused is not None:
             with contextlib.suppress(errors.Gone, errors.NotFound):  # it was killed: another is made
-                session.sandbox = await self._engine.resume(paused.id, paused.spec.owner)
-                if session.sandbox is not paused:
+                before = paused.here
+                if await paused.resume() is not before:
                     session.lost_variables = self._config.python_state
 
     def _usable_sandbox(self, session: CodeSession, seconds: float) -> Sandbox | None:
@@ -279,7 +290,7 @@ class CodeSessions:
 
     async def _create_sandbox(self, session: CodeSession, caller: LibreChatCaller, notes: ProgramNotes) -> Sandbox:
         """Creates a sandbox with the session's files in /mnt/data."""
-        if session.sandbox is not None and session.sandbox.record.state == "lost":
+        if session.is_lost:
             notes.add("the session's sandbox had died: its files are as they were after the last program that ended")
         self._evict_idle()
         spec = SandboxSpec(
@@ -293,7 +304,7 @@ class CodeSessions:
         except BaseException:
             sandbox.expire_now()
             raise
-        session.sandbox = sandbox
+        session.handle = sandbox.handle
         return sandbox
 
     async def _restore_workspace(

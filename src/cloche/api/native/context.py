@@ -47,11 +47,6 @@ class NativeContext(DialectContext):
         """
         return _is_operator(connection, self.admit(connection))
 
-    async def named(self, connection: HTTPConnection) -> tuple[str, str]:
-        """The id and the owner of the sandbox in the path, also of a paused one. Raises SandboxNotFound."""
-        owner, id = self.visible_owner(connection), self.sandbox_id(connection)
-        return id, (await self.engine.describe(id, owner)).owner
-
 
 def _is_operator(connection: HTTPConnection, principal: Principal) -> bool:
     if connection.headers.get(OWN_ONLY_HEADER):

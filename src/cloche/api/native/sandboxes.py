@@ -89,19 +89,19 @@ class NativeSandboxes:
         return json_reply(sandbox.renew(asked.seconds))
 
     async def kill(self, request: Request) -> Response:
-        await self._api.engine.kill(*await self._api.named(request))
+        await (await self._api.handle(request)).kill()
         return Response(status_code=204)
 
     async def pause(self, request: Request) -> Response:
-        id, owner = await self._api.named(request)
+        handle = await self._api.handle(request)
         asked = await decode_request_body(request, requests.PauseRequest)
-        return json_reply(await self._api.engine.pause(id, owner, memory=asked.memory))
+        return json_reply(await handle.pause(memory=asked.memory))
 
     async def resume(self, request: Request) -> Response:
-        id, owner = await self._api.named(request)
+        handle = await self._api.handle(request)
         seconds = (await decode_request_body(request, requests.ResumeRequest)).timeout_seconds
         check_seconds("timeout_seconds", seconds)
-        sandbox = await self._api.engine.resume(id, owner, seconds=seconds)
+        sandbox = await handle.resume(seconds=seconds)
         return json_reply(sandbox.info if seconds is None else sandbox.renew(seconds))  # it may have been running
 
     async def hold(self, request: Request) -> StreamResponse:
@@ -173,17 +173,15 @@ class NativeSnapshots:
         self._api = api
 
     async def make(self, request: Request) -> Response:
-        id, owner = await self._api.named(request)
+        handle = await self._api.handle(request)
         asked = await decode_request_body(request, requests.MakeSnapshotRequest)
-        return json_reply((await self._api.engine.snapshot(id, owner, name=asked.name)).info, 201)
+        return json_reply((await handle.snapshot(name=asked.name)).info, 201)
 
     async def fork(self, request: Request) -> Response:
-        id, owner = await self._api.named(request)
+        handle = await self._api.handle(request)
         asked = await decode_request_body(request, requests.ForkSandboxRequest)
         check_seconds("timeout_seconds", asked.timeout_seconds)
-        made = await require_all_forks(
-            await self._api.engine.fork(id, owner, asked.count, seconds=asked.timeout_seconds)
-        )
+        made = await require_all_forks(await handle.fork(asked.count, seconds=asked.timeout_seconds))
         if has_client_disconnected(request):
             await asyncio.gather(*(each.kill("client disconnected") for each in made))
             raise ClientDisconnect

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -31,6 +32,9 @@ from cloche.model import Limits, SandboxInfo, SandboxSpec, check_metadata, check
 from cloche.network_policy import NetworkPolicy, without_secrets
 from cloche.store.base import PausedFiles, RecordState, SandboxRecord
 from cloche.telemetry import log
+
+if TYPE_CHECKING:
+    from cloche.engine.sandboxes.handle import SandboxHandle
 
 # The lifetime of a sandbox, by the monotonic clock. The wall clock is used only to report its end.
 
@@ -114,6 +118,7 @@ class Sandbox:
         self.id = record.id
         self.limits: Limits = record.limits
         self.record = record
+        self.handle: SandboxHandle  # set by the engine, once it knows this sandbox
         self.ending: str | None = None  # why executions end, once the sandbox does
         self.unneeded: str | None = None  # the image of one that ended while it was paused
         self._cell = ready.cell
