@@ -69,7 +69,7 @@ def test_an_interrupt_says_what_the_server_goes_on_with(own_data_dir: Path):
         asking.send_signal(signal.SIGINT)
         said = asking.communicate(timeout=60)[1]
         server.process.send_signal(signal.SIGCONT)
-    assert asking.returncode == 130 and "the server goes on" in said and "Aborted" not in said
+    assert asking.returncode == 130 and "the server completes the request" in said and "Aborted" not in said
 
 
 def has_socket(pid: int) -> bool:

@@ -150,7 +150,7 @@ def test_out_of_memory_is_137(cloche, memory_is_enforced):
     ("args", "said"),
     [
         (["--timeout", "-1", "-c", "1"], "--timeout must be a positive number"),
-        (["--memory", "much", "-c", "1"], "'much' is no size"),
+        (["--memory", "much", "-c", "1"], "'much' is not a size"),
         (["--env", "NAME", "-c", "1"], "'NAME' is not NAME=VALUE"),
         (["--file", "/nowhere", "-c", "1"], "'/nowhere' is not a file"),
         (["--no-such-option"], "No such option"),

@@ -26,9 +26,9 @@ from cloche.config import load_config
 
 @click.command("bench")
 @click.option("--config", "config_file", type=click.Path(), help="Configuration file, instead of ./cloche.toml.")
-@click.option("--data-dir", type=click.Path(), help="Where templates and records live.")
+@click.option("--data-dir", type=click.Path(), help="Directory of templates and records.")
 @click.option("--quick", is_flag=True, help="Fewer samples.")
-@click.option("--rows", "keys", metavar="KEY,...", default="", help="Only these rows and what is measured with them.")
+@click.option("--rows", "keys", metavar="KEY,...", default="", help="Only these rows and the rows measured with them.")
 @click.option("--json", "file", type=click.Path(dir_okay=False), help="Also write every sample to this file.")
 @click.option("--peers", metavar="PYTHON", help="The interpreter that has the peers, to measure them too.")
 @click.option("--checkout", metavar="DIR", default="", help="With --peers: a checkout of e2b-dev/code-interpreter.")

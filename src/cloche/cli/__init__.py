@@ -19,29 +19,29 @@ EXIT_CLOCHE_FAILED = 125  # exit status, apart from any that a program is likely
 EXIT_INTERRUPTED = 130
 
 COMMANDS = {
-    "serve": "Serve sandboxes over HTTP, to the clients that people have.",
+    "serve": "Serve sandboxes over HTTP, to existing clients.",
     "ui": "Print a link into the console of the running server.",
     "key": "Add, list, rotate and revoke the keys of the server.",
-    "quota": "Say how much owners and keys may use.",
-    "usage": "Say how much owners and keys use.",
+    "quota": "Show and set the quotas of owners and keys.",
+    "usage": "Print the usage of owners and keys.",
     "run": "Run Python code in a fresh sandbox.",
-    "attach": "Show a run that was detached, from any event on.",
+    "attach": "Show a detached run, from any event on.",
     "chat": "Chat with a model that can run code, in the terminal.",
-    "mcp": "Serve an agent that starts us, over stdin and stdout (MCP).",
+    "mcp": "Serve the agent that starts it, over stdin and stdout (MCP).",
     "shell": "Open a prompt, Python or bash, in a sandbox.",
     "ps": "List the sandboxes of the running server.",
     "kill": "End sandboxes of the running server.",
     "pause": "Stop sandboxes of the running server until they are resumed.",
-    "resume": "Let paused sandboxes go on.",
-    "fork": "Make more sandboxes with the files of one.",
-    "snapshot": "Keep what is in a sandbox, to make new ones from.",
-    "snapshots": "List what was kept of sandboxes.",
+    "resume": "Resume paused sandboxes.",
+    "fork": "Create sandboxes with the files of one.",
+    "snapshot": "Save the files of a sandbox, as a template for new ones.",
+    "snapshots": "List the snapshots of sandboxes.",
     "logs": "Print the running server's own events.",
-    "owner": "Remove all that belongs to an owner.",
-    "audit": "Say who made, ran, read and ended what, and when.",
+    "owner": "Remove all data of an owner.",
+    "audit": "Print the audit log, or verify it.",
     "template": "Build, list, show and remove templates.",
-    "gc": "Remove what nobody needs from the data directory.",
-    "doctor": "Say what this host can isolate and limit, and how.",
+    "gc": "Remove unneeded data from the data directory.",
+    "doctor": "Report the isolation and limits that this host supports.",
     "bench": "Measure Cloche against a plain ipykernel.",
     "config": "Print the configuration and where each value came from.",
 }
@@ -76,9 +76,9 @@ class LazyCommands(click.Group):
 
 @click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--config", "file", type=click.Path(), help="Configuration file, instead of ./cloche.toml.")
-# Whether it can be read is said by whoever reads it, in our own words.
-@click.option("--data-dir", type=click.Path(readable=False), help="Where templates and records live.")
-@click.option("--backend", help='What isolates sandboxes: "namespaces", or "plain-unsafe" for nothing at all.')
+# The code that reads the file reports errors, with Cloche's own message.
+@click.option("--data-dir", type=click.Path(readable=False), help="Directory of templates and records.")
+@click.option("--backend", help='Isolation of sandboxes: "namespaces", or "plain-unsafe" for none at all.')
 @click.option(
     "--log", "log_format", type=click.Choice(["console", "json"]), default="console", help="Form of log lines."
 )

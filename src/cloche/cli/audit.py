@@ -24,13 +24,13 @@ _SINCE_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 @click.group("audit", invoke_without_command=True)
-@click.option("--owner", help="Only what is theirs, or was done by them.")
-@click.option("--sandbox", metavar="ID", help="Only what was done to that sandbox, or in it.")
-@click.option("--what", help='Only such things: "execution.ended", or "sandbox" for all that happens to sandboxes.')
+@click.option("--owner", help="Only lines about that owner's objects, or actions of that owner.")
+@click.option("--sandbox", metavar="ID", help="Only actions on that sandbox, or in it.")
+@click.option("--what", help='Only this action: "execution.ended", or "sandbox" for all actions on sandboxes.')
 @click.option("--since", metavar="TIME", help="Only from then on: 30m, 12h, 7d, or 2026-11-16T17:00.")
 @click.option("--limit", type=click.IntRange(1), default=1000, help="The newest; by default 1000.")
-@click.option("--follow", is_flag=True, help="Go on with what is done from now on.")
-@click.option("--json", "as_json", is_flag=True, help="Print the lines as they are.")
+@click.option("--follow", is_flag=True, help="Continue with new lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print the lines as stored.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -42,7 +42,7 @@ def command(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Say who made, ran, read and ended what, and when."""
+    """Print the audit log: every creation, execution, read and end, with its time and actor."""
     if ctx.invoked_subcommand is not None:
         return
     wanted = AuditQuery(owner=owner, sandbox=sandbox, what=what, since=None if since is None else parse_since(since))
@@ -54,7 +54,7 @@ def command(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def verify_command(ctx: click.Context, as_json: bool) -> None:
-    """Say whether lines of the log were changed or removed; where there is no line, that is no good news."""
+    """Check whether lines of the log were changed or removed. It is an error if there is no line."""
     verdict = _verify_log()
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(verdict)).decode())

@@ -44,15 +44,15 @@ _LAB_KINDS: dict[str, tuple[type[AnyLab], Sequence[BenchPart]]] = {
 
 @click.command("bench")
 @click.option("--quick", is_flag=True, help="Fewer samples: a minute instead of four.")
-@click.option("--rows", "keys", metavar="KEY,...", default="", help="Only these rows and what is measured with them.")
+@click.option("--rows", "keys", metavar="KEY,...", default="", help="Only these rows and the rows measured with them.")
 @click.option("--json", "file", type=click.Path(dir_okay=False), help="Also write every sample to this file.")
-@click.option("--live", type=click.IntRange(1, 2000), help="How many idle sandboxes are made to measure their memory.")
+@click.option("--live", type=click.IntRange(1, 2000), help="Number of idle sandboxes for the measurement of memory.")
 @click.option("--no-peer", is_flag=True, help="Measure Cloche alone.")
 @click.option(
     "--server", "through_server", is_flag=True, help="Measure E2B's own client against `cloche serve` instead."
 )
 @click.option("--packages", "of_packages", is_flag=True, help="Measure installations by uv, pip and npm instead.")
-@click.option("--http", "over_http", is_flag=True, help="Measure a server by a bare HTTP client instead.")
+@click.option("--http", "over_http", is_flag=True, help="Measure a server with a minimal HTTP client instead.")
 def command(
     quick: bool,
     keys: str,
@@ -65,7 +65,7 @@ def command(
 ) -> None:
     """Measure Cloche against a plain ipykernel driven by jupyter_client, in turns, and print a Markdown table.
 
-    Ratios are what counts: times move with the machine. Exit status 1 if a measurement failed, never for slowness.
+    Compare ratios: times depend on the machine. Exit status 1 if a measurement failed, never for slowness.
     """
     asked = {"server": through_server, "packages": of_packages, "http": over_http}
     kind, among = _LAB_KINDS[next((name for name, wanted in asked.items() if wanted), "library")]

@@ -18,15 +18,15 @@ EXIT_INTERRUPTED = 130
 @click.option("--model", metavar="NAME", help="By default the first that is configured, else cloche/echo.")
 @click.option("--file", "files", metavar="PATH", multiple=True, type=click.Path(path_type=Path), help="Attach a file.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Save images and files there.")
-@click.option("-c", "--message", metavar="TEXT", help="Say only this, and end with the answer.")
+@click.option("-c", "--message", metavar="TEXT", help="Send only this message, and end with the answer.")
 @click.option("--packages", is_flag=True, help="Let pip, uv and npm install, from this machine's own indexes.")
-@click.option("--alone", is_flag=True, help="Use no server, even where one runs.")
+@click.option("--alone", is_flag=True, help="Use no server, even if one runs.")
 def command(
     model: str | None, files: tuple[Path, ...], out: Path | None, message: str | None, packages: bool, alone: bool
 ) -> None:
     """Chat with a model that can run code in a sandbox: through the server that runs on this machine, or without one.
 
-    Ctrl-C interrupts an answer, Ctrl-D leaves. /help lists what else can be typed.
+    Ctrl-C interrupts an answer, Ctrl-D leaves. /help lists the commands.
 
     Exit status of --message: 0 if it was answered, 1 if the model failed, 125 if Cloche did.
     """

@@ -205,7 +205,7 @@ def _decode_object(data: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise errors.ProtocolViolation("the server sent something that is no JSON object") from None
+        raise errors.ProtocolViolation("the server sent something that is not a JSON object") from None
 
 
 # Files and images that a chat saves.
@@ -226,7 +226,7 @@ class SavedFiles:
     def __init__(self, directory: Path | None, max_bytes: int):
         self._directory = directory
         self._left_bytes = max_bytes
-        self._images: set[bytes] = set()  # digests: what was shown may be cited as a file as well
+        self._images: set[bytes] = set()  # digests: a picture that was shown can also be cited as a file
         self._known: set[tuple[str, bytes]] = set()
 
     def image(self, mime: str, content: bytes) -> Path | None:
@@ -305,7 +305,7 @@ _DELTA_STYLES: dict[str, TextStyle] = {
     "response.reasoning_text.delta": "dim",
     "response.code_interpreter_call_output.delta": "output",
 }
-# Control characters but tab and newline, and what turns the direction of text: they could show what is not there.
+# Control characters except tab and newline, and marks that change the text direction: they could fake output.
 _HIDDEN_CHARACTERS = [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _SAFE_TRANSLATION = {**dict.fromkeys(_HIDDEN_CHARACTERS, "\N{REPLACEMENT CHARACTER}"), 0x2028: "\n", 0x2029: "\n"}
 

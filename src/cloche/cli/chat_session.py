@@ -24,7 +24,7 @@ CHAT_HELP = """\
 /save NAME  save one of them here
 /new        begin a new conversation
 /quit       leave, as Ctrl-D does
-A message with ``` goes on until the closing ```. Ctrl-C interrupts an answer, and the code that it runs.
+A message with ``` continues until the closing ```. Ctrl-C interrupts an answer, and the code that it runs.
 """
 
 
@@ -112,7 +112,7 @@ class ChatSession:
         if word in commands:
             commands[word](rest.strip())
         elif word.startswith("/") and "/" not in word[1:] and "\n" not in message:
-            raise errors.InvalidRequest(f"there is no command {word}: /help lists those that there are")
+            raise errors.InvalidRequest(f"there is no command {word}: /help lists the commands")
         elif word:
             self.say(message)
 
@@ -136,7 +136,7 @@ class ChatSession:
 
     def _attach_file(self, path: str) -> None:
         if not path:
-            raise errors.InvalidRequest("say which: /file PATH")
+            raise errors.InvalidRequest("name a file: /file PATH")
         self.conversation.attach(Path(path).expanduser())
         print_message(f"attached {path}")
 
@@ -149,7 +149,7 @@ class ChatSession:
             if name and name in (each.path, each.path.removeprefix("/mnt/data/")):
                 self._save_citation(FileCitation(str(self.conversation.container), each.id, name))
                 return
-        raise errors.NotFound(f"there is no file {name!r}: /files lists those that there are")
+        raise errors.NotFound(f"there is no file {name!r}: /files lists the files")
 
     def _save_citation(self, citation: FileCitation) -> None:
         try:

@@ -145,8 +145,8 @@ def max_connections() -> int:
 MAX_HEAD_BYTES = 64 * KIB
 HEAD_SECONDS = 30.0  # from the connection, or from a request's first byte, until its head is there
 LINGER_SECONDS = 1.0  # a refusal that is closed at once, with bytes unread, never reaches its client
-SLOW_SECONDS = 60.0  # after which whoever still sends a request may have to make room for others
-UNIDENTIFIED_SECONDS = 5.0  # the same for who still has not said whose a request is
+SLOW_SECONDS = 60.0  # after which a client that still sends its request can be disconnected to make room
+UNIDENTIFIED_SECONDS = 5.0  # the same for a client that has not yet sent a key
 STATUS_HEAD_TOO_LARGE = 431
 STATUS_FULL = 503
 JOINED_BYTES = 64 * KIB  # of a body that is copied to go with its head
@@ -214,7 +214,7 @@ class HttpConnection(HttpToolsProtocol):
         self._has_head = False
         self._overdue: asyncio.TimerHandle | None = None
         self._is_deaf = False  # it was refused, or is a WebSocket's
-        self._socket: WebSocketConnection | None = None  # whose it is then
+        self._socket: WebSocketConnection | None = None  # the owner of the transport after an upgrade
         self._last_owner: str | None = None  # of the request before this one
 
     # -- from the transport
@@ -263,7 +263,7 @@ class HttpConnection(HttpToolsProtocol):
         self.scope["state"]["cut_off"] = self.cut_off
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._has_head:  # trailers are nobody's business: who asks is decided already
+        if not self._has_head:  # trailers are ignored: the caller is already identified
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -293,9 +293,9 @@ class HttpConnection(HttpToolsProtocol):
         upgraded = self.transport.get_protocol()
         assert isinstance(upgraded, WebSocketConnection)  # from here on it hears the transport instead of this
         self._socket, upgraded.on_lost = upgraded, self._release_connection
-        # Its own parser has read the head again. What that cannot read, it would never answer.
+        # Its own parser has read the head again. It would never answer a head that it cannot read.
         if not upgraded.handshake_initiated:
-            self.send_400_response("This is no WebSocket handshake: it can have 128 headers of 8 KiB each.")
+            self.send_400_response("This is not a WebSocket handshake: it can have 128 headers of 8 KiB each.")
 
     # -- for the crowd
 
@@ -329,7 +329,7 @@ class HttpConnection(HttpToolsProtocol):
         if self._crowd is not None:
             self._crowd.leave(self)
 
-    # -- what becomes of it
+    # -- the end of a connection
 
     def cut_off(self) -> None:
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -21,7 +21,7 @@ from cloche.config import Config
 from cloche.engine.instance import live_control_sockets, unreadable_error
 
 ANSWER_SECONDS = 30.0
-COPY_SECONDS = 600.0  # for what has a sandbox's files written to a disk, or read from one
+COPY_SECONDS = 600.0  # for requests that write a sandbox's files to a disk, or read them from one
 
 
 def no_server_error(config: Config) -> errors.Unavailable:
@@ -95,7 +95,7 @@ def warn_on_interrupt() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        click.echo("cloche: interrupted; the server goes on with what it was asked for", err=True)
+        click.echo("cloche: interrupted; the server completes the request", err=True)
         raise
 
 

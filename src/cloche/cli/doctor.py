@@ -24,7 +24,7 @@ _STATE_MARKS = {"enforced": ("ok", "green"), "best effort": ("part", "yellow"), 
 @click.option("--deep", is_flag=True, help="Also try every claim of isolation and of limits in real sandboxes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(deep: bool, as_json: bool) -> None:
-    """Say what this host can isolate and limit, and how. Exit status 0 if sandboxes can run, else 1."""
+    """Report the isolation and limits that this host supports. Exit status 0 if sandboxes can run, else 1."""
     wrong, config = _load_or_report_config()
     sections = run_checkup(config, wrong, _token_sections(config))
     missing = missing_requirements(sections)
@@ -89,7 +89,7 @@ def _printable_text(text: str) -> str:
 
 def _print_verdict(missing: list[str], broken: list[str]) -> None:
     if missing:
-        click.secho(f"Sandboxes cannot run here; what is missing: {', '.join(missing)}.", fg="red")
+        click.secho(f"Sandboxes cannot run here; missing: {', '.join(missing)}.", fg="red")
     elif broken:
         click.secho(f"Sandboxes run, but not all claims hold; broken: {', '.join(broken)}.", fg="red")
     else:

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 @click.command("gc")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--dry-run", is_flag=True, help="Only list the data that would be removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def command(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
-    """Remove old versions of templates, and what processes left that were killed.
+    """Remove old versions of templates, and the remains of killed processes.
 
-    A server does the same at its start and every hour. Nothing goes that any process uses. What could not be looked at
-    is named, and the status is 125 then.
+    A server does the same at its start and every hour. Data that a process uses is never removed. If something could
+    not be checked, it is named, and the status is 125.
     """
     from cloche.engine.operations.gc import SERVED_VACUUM_BYTES, GarbageCollector  # here: it takes a while to import
 
@@ -37,10 +37,10 @@ def command(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
     try:
         found = work.run()
     except OSError as error:
-        raise errors.Unavailable(f"not all could be looked at: {error}") from None
+        raise errors.Unavailable(f"not everything could be checked: {error}") from None
     _print_findings(found, dry_run, as_json)
     for why in work.failed:
-        click.echo(f"cloche: not all could be looked at: {why}", err=True)
+        click.echo(f"cloche: not everything could be checked: {why}", err=True)
     if work.failed:
         ctx.exit(EXIT_CLOCHE_FAILED)
 

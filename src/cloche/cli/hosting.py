@@ -43,7 +43,7 @@ KEEP_ALIVE_SECONDS = 75  # clients pool connections for longer than uvicorn's 5 
 SHUTDOWN_SECONDS = 10.0  # for answers that go on when the server stops
 BACKLOG = 2048
 # libuv takes one connection of a listening socket in each turn of the loop, and in a turn a busy server answers a dozen
-# requests: who came last of a crowd would wait for many turns. So it listens by so many descriptors of the same socket.
+# requests: the last of many clients would wait for many turns. So it listens on several descriptors of one socket.
 LISTENING_DESCRIPTORS = 16
 
 
@@ -54,7 +54,7 @@ class UvicornListener(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                # The control socket is open to whoever runs the server, and to nobody else.
+                # The control socket is open only to the user that runs the server, so it needs no limiter.
                 # uvicorn takes whatever makes a protocol, and declares a class only.
                 http=functools.partial(HttpConnection, crowd=HttpConnectionLimiter() if settings else None),  # type: ignore[arg-type]
                 ws=WebSocketConnection,
@@ -142,7 +142,7 @@ def local_url(url: str) -> str:
 def open_control_socket(path: Path) -> Iterator[socket.socket]:
     """The control socket, open to its owner alone from its first moment; its file is removed in the end."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    os.fchmod(bound.fileno(), 0o600)  # what `bind` makes the file with
+    os.fchmod(bound.fileno(), 0o600)  # the mode with which `bind` creates the file
     with short_path(path) as short:
         bound.bind(short)
     try:

@@ -65,10 +65,10 @@ def command() -> None:
     "--owner",
     default="local",
     callback=parse_owner_option,
-    help="To whom sandboxes made with it belong; by default local.",
+    help="Owner of sandboxes created with it; by default local.",
 )
 @click.option("--role", type=click.Choice(["user", "admin"]), default="user", help="By default user.")
-@click.option("--name", default="", help="What it is for, in your own words.")
+@click.option("--name", default="", help="A description, in your own words.")
 @click.option(
     "--expires",
     metavar="WHEN",
@@ -76,7 +76,7 @@ def command() -> None:
     help="When it stops: after 12h, 30d, or on 2027-01-01; by default never.",
 )
 def add_command(owner: str, role: str, name: str, expires: float | None) -> None:
-    """Make a key and print it, this once."""
+    """Create a key and print it, this once."""
     asked = {"owner": owner, "role": role, "name": name, "expires_at": expires}
     _print_new_key(
         _request_or_use_store(
@@ -109,20 +109,20 @@ def list_command(as_json: bool) -> None:
     help="When the new one stops; by default when the old one would have.",
 )
 def rotate_command(id: str, expires: float | None) -> None:
-    """Make a new key in the place of one, which stops; its owner keeps everything."""
+    """Replace a key by a new one; the old one stops working, and its owner keeps everything."""
     path, asked = f"/admin/keys/{quote(id, safe='')}/rotate", {"expires_at": expires}
     _print_new_key(_request_or_use_store("POST", path, asked, lambda keys: _describe_new_key(keys.rotate(id, expires))))
 
 
 @command.command("revoke")
 @click.argument("id", callback=parse_key_id_option)
-@click.option("--kill", is_flag=True, help="Also end the sandboxes that it made, running and paused.")
+@click.option("--kill", is_flag=True, help="Also end the sandboxes that it created, running and paused.")
 @click.pass_context
 def revoke_command(ctx: click.Context, id: str, kill: bool) -> None:
-    """Stop a key, at once.
+    """Revoke a key, at once.
 
-    The sandboxes that it made live on, and whoever has a sandbox's own token (E2B's SDKs do) can use it: --kill ends
-    them, also where the key was revoked before.
+    Its sandboxes continue, and a client with a sandbox's own token (as E2B's SDKs have) can still use them: --kill ends
+    them, also if the key is already revoked.
     """
     path = f"/admin/keys/{quote(id, safe='')}"
     if not kill:

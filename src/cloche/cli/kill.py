@@ -13,7 +13,7 @@ from cloche.cli.control import apply_to_each, request_any_server
 @click.command("kill")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 def command(ids: tuple[str, ...]) -> None:
-    """End sandboxes of the running server, of whatever owner, also paused ones. Nothing of them remains."""
+    """End sandboxes of the running server, of any owner, including paused ones, and remove them completely."""
     config = load_command_config()
     apply_to_each(
         ids, lambda id: request_any_server(config, "DELETE", f"/api/v1/sandboxes/{quote(id, safe='')}"), "killed"

@@ -129,7 +129,7 @@ def show_request(config: Config, id: str, *, as_json: bool) -> None:
             for line in request_lines(tree):
                 click.echo(printable_text(line.expandtabs()))
     except (KeyError, TypeError, ValueError) as error:
-        raise errors.ProtocolViolation(f"the server tells of requests in words of another version: {error}") from None
+        raise errors.ProtocolViolation(f"the server's record of requests is of another version: {error}") from None
 
 
 def request_lines(tree: dict[str, Any]) -> Iterator[str]:
@@ -205,12 +205,12 @@ def _format_seconds(seconds: float) -> str:
 
 @click.command("logs")
 @click.argument("id", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on, until Ctrl-C.")
-@click.option("--network", is_flag=True, help="Only what sandboxes tried to reach, and what became of it.")
-@click.option("--request", metavar="ID", help="Print what that request for a model's answer did, as a tree.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new events, until Ctrl-C.")
+@click.option("--network", is_flag=True, help="Only connection attempts of sandboxes, and their results.")
+@click.option("--request", metavar="ID", help="Print the steps of that request for a model's response, as a tree.")
 @click.option("--json", "as_json", is_flag=True, help="With --request: print JSON.")
 def command(id: str | None, follow: bool, network: bool, request: str | None, as_json: bool) -> None:
-    """Print the running server's own events, those of sandbox ID only if it is given: why it ended, what failed."""
+    """Print the running server's own events (with ID, those of that sandbox only): ends, failures and their reasons."""
     config = load_command_config()
     if (id or follow or network) if request is not None else as_json:
         raise click.UsageError("--request goes with --json only, and --json with --request")

@@ -38,16 +38,16 @@ class McpOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.command("mcp")
 @click.option("--url", help=f"The server whose sandboxes are used; by default ${URL_VARIABLE}.")
-@click.option("--key", help=f"Its key; by default ${KEY_VARIABLE}, which others on this machine cannot see.")
+@click.option("--key", help=f"Its key; by default ${KEY_VARIABLE}, which other users cannot read.")
 @click.option("--template", default="python", show_default=True, help="NAME, NAME@VERSION, or a snapshot.")
-@click.option("--sandbox", default="", metavar="ID", help="Use that sandbox, which stays, instead of a new one.")
+@click.option("--sandbox", default="", metavar="ID", help="Use that sandbox, which stays, not a new one.")
 @click.option("--tools", metavar="NAME,NAME", help="Offer these tools only.")
 @network_options
-@click.option("--alone", is_flag=True, help="Use no server, even where one runs.")
+@click.option("--alone", is_flag=True, help="Use no server, even if one runs.")
 def command(**options: Any) -> None:
     """Serve one agent over stdin and stdout (MCP): run code, commands and files in a sandbox of its own.
 
-    The sandbox is one of the server at --url, else of a server that runs on this machine, else of our own. It ends
+    The sandbox is on the server at --url, else on a server that runs on this machine, else in this process. It ends
     when the agent leaves.
     """
     from cloche import mcp
@@ -75,7 +75,7 @@ async def _serve_agent(config: Config, ask: McpOptions) -> None:
             await stdio.serve_stdio(McpWorkspace(place, ask.template, ask.sandbox, tools))
         finally:
             if not place.is_open:
-                os._exit(0)  # a template may still be built in a thread: nobody waits for it
+                os._exit(0)  # does not wait for a thread that still builds a template
 
 
 async def _open_backend(
@@ -89,7 +89,7 @@ async def _open_backend(
     if servers:
         return await _remote_backend(stack, f"unix:{servers[0]}", "", spec)
     if ask.key:
-        raise errors.InvalidRequest(f"--key is for a server: say which with --url, or {URL_VARIABLE}")
+        raise errors.InvalidRequest(f"--key requires a server: name it with --url, or {URL_VARIABLE}")
     return await _own_backend(stack, config, ask, spec)
 
 
@@ -103,7 +103,7 @@ async def _remote_backend(stack: contextlib.AsyncExitStack, url: str, key: str, 
     from cloche.mcp.backend import RemoteSandboxBackend
     from cloche.sdk.remote_server import ServerClient
 
-    server = ServerClient(url, key, own_only=True)  # an agent is nobody's operator, whatever it was told to do
+    server = ServerClient(url, key, own_only=True)  # an agent never acts as the operator
     return RemoteSandboxBackend(await stack.enter_async_context(contextlib.aclosing(server)), spec)
 
 

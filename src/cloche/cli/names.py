@@ -25,10 +25,10 @@ def parse_owner_option(ctx: click.Context, param: click.Parameter, value: str | 
 def parse_key_id_option(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """An argument's callback. Raises BadParameter."""
     if value is not None and not _KEY_ID.fullmatch(value):
-        raise click.BadParameter(f"{value!r} cannot be the id of a key: `cloche key list` shows those that there are")
+        raise click.BadParameter(f"{value!r} cannot be the id of a key: `cloche key list` shows the keys")
     return value
 
 
 def unknown_owner_error(owner: str) -> errors.NotFound:
     """The error for an owner without a key, a quota or stored data: likely a misspelt one."""
-    return errors.NotFound(f"there is no owner {owner!r}: `cloche key list` shows those that there are")
+    return errors.NotFound(f"there is no owner {owner!r}: `cloche key list` shows the owners")

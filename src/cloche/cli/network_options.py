@@ -39,7 +39,7 @@ def network_options(command: F) -> F:
     """Adds the options, in a `network` argument."""
     options = (
         click.option("--allow", metavar="HOST", multiple=True, help="Let it reach pypi.org, *.example.com:8443, ..."),
-        click.option("--deny", metavar="HOST", multiple=True, help="But not that, of what --allow allows."),
+        click.option("--deny", metavar="HOST", multiple=True, help="Exceptions from --allow."),
         click.option(
             "--secret",
             "secrets",
@@ -74,10 +74,10 @@ def _parse_secret(text: str) -> Secret:
     from cloche.network_policy import Secret
 
     match = _SECRET_OPTION.fullmatch(text)
-    if match is None:  # it may be a value that somebody typed, so it is not said
+    if match is None:  # the text can contain a secret's value, so the message does not repeat it
         raise errors.InvalidRequest(
             "--secret must be DOMAIN:HEADER=env:NAME or DOMAIN:HEADER=file:PATH, with $NAME instead of HEADER for a "
-            "placeholder: everybody on this machine can read command lines, so a value itself is not taken"
+            "placeholder: all users of this machine can read command lines, so a literal value is not accepted"
         )
     value = _read_variable(match["source"]) if match["kind"] == "env" else _read_secret_file(match["source"])
     where = {"name": match["where"][1:]} if match["where"].startswith("$") else {"header": match["where"]}

@@ -25,7 +25,7 @@ def _check_notebook_path(ctx: click.Context, param: click.Parameter, value: Path
 
 def notebook_option(command: F) -> F:
     kind = click.Path(dir_okay=False, writable=True, path_type=Path)
-    says = "Save what ran, with its outputs, as a notebook."
+    says = "Save the executed cells with their outputs, as a notebook."
     return click.option("--notebook", type=kind, metavar="FILE", callback=_check_notebook_path, help=says)(command)
 
 

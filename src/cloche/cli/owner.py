@@ -25,19 +25,19 @@ from cloche.store.database import Database
 
 @click.group("owner")
 def command() -> None:
-    """Remove all that belongs to an owner."""
+    """Remove all data of an owner."""
 
 
 @command.command("erase")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--audit", "forget", is_flag=True, help="Also put a pseudonym for the name in the audit log.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--audit", "forget", is_flag=True, help="Also replace the name by a pseudonym in the audit log.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def erase_command(ctx: click.Context, name: str, yes: bool, forget: bool, as_json: bool) -> None:
-    """End an owner's sandboxes, and remove all that is kept of them, and their keys.
+    """End an owner's sandboxes, and remove the owner's stored data and keys.
 
-    It can be done again, and is harmless then: of whom nothing is known, nothing is removed.
+    It can be repeated without harm: for an unknown owner nothing is removed.
     """
     config = load_command_config()
     existing_data_dir(config)
@@ -50,7 +50,7 @@ def erase_command(ctx: click.Context, name: str, yes: bool, forget: bool, as_jso
     if told["left"]:
         rows = ", ".join(f"{count} {table}" for table, count in told["left"].items())
         which = f" (pid {', '.join(map(str, pids))})" if pids else ""
-        click.echo(f"cloche: another process{which} works with {rows}: end it, and do this again", err=True)
+        click.echo(f"cloche: another process{which} uses {rows}: end it, and repeat the command", err=True)
         ctx.exit(EXIT_CLOCHE_FAILED)
     if not told["removed"] and not told["sandboxes_ended"]:
         click.echo(f"cloche: nothing is known of an owner {name!r}: `cloche key list` shows owners", err=True)
@@ -92,7 +92,7 @@ async def _erase_in_store(config: Config, name: str) -> tuple[dict[str, int], di
         database.scrub_log()
         return removed, left, live
     except (OSError, sqlite3.Error) as error:
-        raise errors.Unavailable(f"not all of {name!r} could be removed: {error}; do it again") from None
+        raise errors.Unavailable(f"not all data of {name!r} could be removed: {error}; repeat the command") from None
     finally:
         await database.aclose()
 

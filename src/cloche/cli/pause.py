@@ -14,7 +14,7 @@ from cloche.cli.control import COPY_SECONDS, apply_to_each, request_any_server
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
 @click.option("--files", is_flag=True, help="Keep its files only: its programs end, and it takes no memory.")
 def command(ids: tuple[str, ...], files: bool) -> None:
-    """Stop sandboxes of the running server until they are resumed, of whatever owner. Their deadlines stop, too."""
+    """Stop sandboxes of the running server until they are resumed, of any owner. Their deadlines stop, too."""
     config = load_command_config()
 
     def pause(id: str) -> None:

@@ -63,15 +63,15 @@ class QuotaTarget(NamedTuple):
 
 @click.group("quota")
 def command() -> None:
-    """Show, set and reset how much owners and keys may use."""
+    """Show, set and reset the quotas of owners and keys."""
 
 
 @command.command("show")
 @click.argument("owner", required=False, callback=parse_owner_option)
-@click.option("--key", metavar="ID", callback=parse_key_id_option, help="Of that key.")
+@click.option("--key", metavar="ID", callback=parse_key_id_option, help="The quotas of that key.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show_command(owner: str | None, key: str | None, as_json: bool) -> None:
-    """Show what holds for an owner or a key; without one, the defaults, and for whom something else holds."""
+    """Show the quotas of an owner or a key; without one, the defaults and all exceptions."""
     if owner is None and key is None:
         found = _request_or_use_store("GET", "/admin/quotas", None, _list_quotas)
         rows = [
@@ -110,10 +110,10 @@ def show_command(owner: str | None, key: str | None, as_json: bool) -> None:
 @click.option("--lifetime-seconds", metavar="N", callback=parse_amount_option, help="Of each sandbox.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def set_command(owner: str | None, key: str | None, as_json: bool, **amounts: object) -> None:
-    """Say how much an owner or a key may use: numbers, `unlimited`, or `default`. What is not given stays."""
+    """Set quotas of an owner or a key: numbers, `unlimited`, or `default`. Others stay unchanged."""
     given = {name: amount for name, amount in amounts.items() if amount is not None}
     if not given:
-        raise click.UsageError("say what to set, for example --sandboxes 20")
+        raise click.UsageError("name a quota to set, for example --sandboxes 20")
     subject = _parse_subject(owner, key)
     own = {**_fetch_quota(subject)["own"], **given}
     body = {name: None if each == UNLIMITED else each for name, each in own.items() if each != DEFAULT}
@@ -130,7 +130,7 @@ def set_command(owner: str | None, key: str | None, as_json: bool, **amounts: ob
 @click.argument("owner", required=False, callback=parse_owner_option)
 @click.option("--key", metavar="ID", callback=parse_key_id_option, help="For that key.")
 def reset_command(owner: str | None, key: str | None) -> None:
-    """Let the defaults hold again for an owner or a key."""
+    """Reset the quotas of an owner or a key to the defaults."""
     subject = _parse_subject(owner, key)
     _request_or_use_store("DELETE", subject.path, None, lambda desk: desk.set(subject, QuotaOverride()))
     _print_quota(subject, as_json=False)

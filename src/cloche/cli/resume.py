@@ -12,9 +12,9 @@ from cloche.cli.control import COPY_SECONDS, apply_to_each, request_any_server
 
 @click.command("resume")
 @click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--timeout", type=float, metavar="SECONDS", help="For so long.  [default: as it was first given]")
+@click.option("--timeout", type=float, metavar="SECONDS", help="Lifetime from now on.  [default: the original one]")
 def command(ids: tuple[str, ...], timeout: float | None) -> None:
-    """Let paused sandboxes of the running server go on, of whatever owner."""
+    """Resume paused sandboxes of the running server, of any owner."""
     config = load_command_config()
 
     def resume(id: str) -> None:

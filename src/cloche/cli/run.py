@@ -30,7 +30,7 @@ class RunCommandOptions(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     argv: list[str]
     reads_stdin: bool  # whether stdin is free to feed `input()`
-    answers: list[str] | None  # for `input()`, where nobody stays to be asked
+    answers: list[str] | None  # for `input()` of a detached run, which no client answers
     template: str
     env: dict[str, str]
     uploads: list[tuple[Path, str]]
@@ -41,7 +41,7 @@ class RunCommandOptions(msgspec.Struct, frozen=True, kw_only=True):
     form: str  # "text", "json" or "events"
     network: NetworkOptions
     alone: bool  # whether to leave a server that runs aside
-    detach: bool  # whether it goes on without us
+    detach: bool  # whether the run continues without this process
 
 
 class _RunUsageError(click.UsageError):
@@ -61,7 +61,7 @@ class _RunCliCommand(click.Command):
 def _parse_size_option(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     size = parse_bytes(value) if value is not None else None
     if value is not None and size is None:
-        raise click.BadParameter(f'{value!r} is no size: write bytes, or like "512MiB" or "2g"')
+        raise click.BadParameter(f'{value!r} is not a size: write bytes, or like "512MiB" or "2g"')
     return size
 
 
@@ -104,10 +104,10 @@ def _parse_file_option(text: str) -> tuple[Path, str]:
     "--memory", metavar="SIZE", callback=_parse_size_option, help='Memory limit, like "512MiB".  [default: 2GiB]'
 )
 @network_options
-@click.option("--json", "form", flag_value="json", help="Print one JSON object when it is over.")
+@click.option("--json", "form", flag_value="json", help="Print one JSON object at the end.")
 @click.option("--events", "form", flag_value="events", help="Print each event as a line of JSON.")
-@click.option("--alone", is_flag=True, help="Use no server, even where one runs.")
-@click.option("--detach", is_flag=True, help="Leave it to the server, and print its id: see `cloche attach`.")
+@click.option("--alone", is_flag=True, help="Use no server, even if one runs.")
+@click.option("--detach", is_flag=True, help="Leave the run to the server, and print its id: see `cloche attach`.")
 def command(words: tuple[str, ...], code: str | None, memory: int | None, form: str | None, **options: Any) -> None:
     """Run Python code in a fresh sandbox, of the server that runs on this machine or else of its own.
 

@@ -219,7 +219,7 @@ async def run_program(config: Config, ask: RunCommandOptions) -> int:
             if outbox is not None:
                 await _save_outputs(box, outbox, uploaded)
     if isinstance(view, TerminalView) and view.unseen:
-        print_message(f"images that could not be shown here: {view.unseen}; --out DIR saves them")
+        print_message(f"images that cannot be shown here: {view.unseen}; --out DIR saves them")
     return status
 
 
@@ -263,7 +263,7 @@ async def _execute_program(box: BackendSandbox, ask: RunCommandOptions, view: Ev
 def report_end(ended: Ended) -> int:
     """Returns the exit status, and prints the reason of the end where it is not obvious."""
     if ended.reason and not _exited_by_itself(ended):
-        print_message(ended.reason.partition(";")[0])  # the rest speaks of a context that nobody will use again
+        print_message(ended.reason.partition(";")[0])  # the rest is about a context that is never used again
     return _exit_status(ended)
 
 

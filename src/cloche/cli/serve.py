@@ -59,7 +59,7 @@ async def show_first_key(keys: StoredKeys, url: str) -> None:
     if keys.has_valid_key:
         return
     if await keys.list():
-        click.echo("cloche: warning: every key was revoked or has expired: `cloche key add` makes a new one", err=True)
+        click.echo("cloche: warning: every key was revoked or has expired: `cloche key add` adds a new one", err=True)
         return
     _, key = await keys.add("local", "admin", "first")
     scheme, _, place = url.rstrip("/").partition("://")
@@ -112,10 +112,10 @@ EXIT_FORCED = 1  # exit status
 @click.option("--port", type=int, help="Port to listen on, 0 for any; by default 8000.")
 @click.option("--tls-cert", type=click.Path(), help="Certificate chain, PEM.")
 @click.option("--tls-key", type=click.Path(), help="Its private key, PEM.")
-@click.option("--public-url", help="Where clients reach the server, if a proxy stands before it.")
+@click.option("--public-url", help="Address at which clients reach the server, if it is behind a proxy.")
 @click.option("--domain", help="{port}-{sandbox}.DOMAIN reaches a port of a sandbox.")
-@click.option("--allow", metavar="HOST", multiple=True, help="What sandboxes may ask to reach; by default nothing.")
-@click.option("--deny", metavar="HOST", multiple=True, help="But not that, of what --allow allows.")
+@click.option("--allow", metavar="HOST", multiple=True, help="Hosts that sandboxes can request; by default none.")
+@click.option("--deny", metavar="HOST", multiple=True, help="Exceptions from --allow.")
 @click.option("--packages", is_flag=True, default=None, help="Let pip, uv and npm in sandboxes install packages.")
 @click.option("--insecure-no-auth", is_flag=True, help="Serve every program on this machine without a key.")
 def command(
@@ -145,7 +145,7 @@ def _check_exposure(config: Config, no_auth: bool) -> None:
         return
     if no_auth:
         raise errors.InvalidConfig(
-            f"--insecure-no-auth serves everybody who can connect, so it goes with a loopback address only, not "
+            f"--insecure-no-auth serves every client that can connect, so it requires a loopback address, not "
             f"{server.host}: leave one of the two out"
         )
     if not server.tls_cert:
@@ -168,7 +168,7 @@ async def _run_server(config: Config, preset: str | None, *, no_auth: bool) -> N
         host = await stack.enter_async_context(host_server(config, keys, gatekeeper, bound=bound))
         url = server_url(config.server, bound)
         if not no_auth:
-            host.engine.housing.admission.share()  # whoever has the next key finds room, whoever came first
+            host.engine.housing.admission.share()  # divides the capacity, so that the first key cannot take all of it
             await show_first_key(keys, config.server.public_url or local_url(url))
         host.app.ui.login.address = config.server.public_url or local_url(url)
         started = await _wait_until_started(stop, host.engine, host.health)
@@ -177,7 +177,7 @@ async def _run_server(config: Config, preset: str | None, *, no_auth: bool) -> N
                 log.debug("server.precedence", taken=stack.enter_context(cpu_priority.raised_priority()))
             await _serve_until_stopped(stop, host.app, host.health, keys, host.engine.quotas, url)
     if not started:
-        os._exit(0)  # a template may still be built in a thread: nobody waits for it, and what it leaves is removed
+        os._exit(0)  # does not wait for a thread that still builds a template; its remains are removed later
 
 
 def _stop_signal() -> asyncio.Event:

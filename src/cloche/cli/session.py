@@ -47,7 +47,7 @@ async def open_sandbox(
     """
     network = network or NetworkOptions()
     policy = network_options.to_network_policy(network)
-    spec = SandboxSpec(template=template, env=dict(env or {}), network=policy)  # refuses what makes no sense, anywhere
+    spec = SandboxSpec(template=template, env=dict(env or {}), network=policy)  # refuses invalid values
     alone = alone or _chose_backend(config) or network.packages  # which a server's own operator decides there
     async with contextlib.AsyncExitStack() as stack:
         box: BackendSandbox | None = None
@@ -190,14 +190,14 @@ def on_interrupt(presses: Sequence[Callable[[], object]]) -> Iterator[None]:
     """While it lasts, the n-th Ctrl-C calls the n-th of `presses` on the loop; the last once more ends us at once."""
     loop = asyncio.get_running_loop()
     left = list(presses)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: Ctrl-C is for somebody else
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background: Ctrl-C is for another process
         yield
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        # Not loop.add_signal_handler: this one also runs while we wait in a write to a pipe that nobody reads.
+        # Not loop.add_signal_handler: this one also runs during a blocked write to a pipe without a reader.
         if not left:
-            os._exit(EXIT_INTERRUPTED)  # what is in the sandbox dies with us
+            os._exit(EXIT_INTERRUPTED)  # the programs of the sandbox end with this process
         loop.call_soon_threadsafe(left.pop(0))
 
     before = signal.signal(signal.SIGINT, handle)

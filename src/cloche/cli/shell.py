@@ -28,9 +28,9 @@ EXIT_INTERRUPTED = 130
 @click.option("--template", default="python", show_default=True, help="NAME or NAME@VERSION.")
 @notebook_option
 @network_options
-@click.option("--alone", is_flag=True, help="Use no server, even where one runs.")
+@click.option("--alone", is_flag=True, help="Use no server, even if one runs.")
 def command(id: str | None, lang: str, template: str, alone: bool, notebook: Path | None, **options: Any) -> None:
-    """Open a prompt, Python or bash: in a fresh sandbox, of which nothing remains, or in the one ID of a server.
+    """Open a prompt, Python or bash: in a fresh sandbox, which is removed afterwards, or in sandbox ID of a server.
 
     Ctrl-D leaves it.
     """

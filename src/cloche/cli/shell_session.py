@@ -206,7 +206,7 @@ async def _run_cell(box: BackendSandbox, code: str, screen: TerminalView, lines:
 
 
 async def _restart_context(context: BackendContext) -> None:
-    with contextlib.suppress(errors.Gone):  # the next cell says so
+    with contextlib.suppress(errors.Gone):  # the next cell reports it
         await context.restart()
 
 

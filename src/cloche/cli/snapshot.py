@@ -18,10 +18,10 @@ _REMOVE_WORD = "rm"
 @click.command("snapshot")
 @click.argument("words", metavar="ID [NAME] | rm SNAPSHOT...", nargs=-1, required=True)
 def command(words: tuple[str, ...]) -> None:
-    """Keep the files and environment of sandbox ID as they are now, and print the snapshot's id.
+    """Save the current files and environment of sandbox ID, and print the snapshot's id.
 
-    `cloche run --template SNAPSHOT`, with its id or NAME, begins there; `cloche snapshots` lists them. The snapshot
-    belongs to whom the sandbox does. With rm, remove snapshots instead.
+    `cloche run --template SNAPSHOT`, with its id or NAME, starts from it; `cloche snapshots` lists them. The snapshot
+    belongs to the owner of the sandbox. With rm, remove snapshots instead.
     """
     if words[0] == _REMOVE_WORD:
         _remove_snapshots(words[1:])

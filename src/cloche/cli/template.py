@@ -77,7 +77,7 @@ def open_catalogue() -> Catalogue:
 @command.command("build")
 @click.argument("source", metavar="FILE.toml|NAME")
 def build_command(source: str) -> None:
-    """Build a template from a file, or a built-in one by its name, with the newest packages that fit."""
+    """Build a template from a file, or a built-in one by its name, with the newest matching packages."""
     chosen = _find_recipe(source)
     started = time.monotonic()
     with show_progress(f"building {chosen.name}") as report:
@@ -140,7 +140,7 @@ def show_command(ref: str, as_json: bool) -> None:
 @command.command("history")
 @click.argument("name")
 def history_command(name: str) -> None:
-    """List the versions of one template, the newest first, with what each changed."""
+    """List the versions of one template, newest first, with the changes of each."""
     known = open_catalogue()
     versions = known.versions(name)
     pin = known.pinned(versions[0].name)
@@ -157,7 +157,7 @@ def history_command(name: str) -> None:
 @click.argument("after", metavar="NAME[@VERSION]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def diff_command(before: str, after: str, as_json: bool) -> None:
-    """Show what the second has, lacks or has otherwise than the first."""
+    """Show the differences of the second from the first."""
     known = open_catalogue()
     found = compare_templates(known.resolve(before), known.resolve(after))
     if as_json:
@@ -170,7 +170,7 @@ def diff_command(before: str, after: str, as_json: bool) -> None:
 @command.command("pin")
 @click.argument("ref", metavar="NAME@VERSION")
 def pin_command(ref: str) -> None:
-    """Let NAME mean that version, also when newer ones are built, until it is unpinned."""
+    """Pin NAME to that version, also when newer ones are built, until it is unpinned."""
     template = open_catalogue().pin(ref)
     click.echo(f"{template.name} is {template.ref} from now on")
 
@@ -180,7 +180,7 @@ def pin_command(ref: str) -> None:
 def unpin_command(name: str) -> None:
     """Let NAME mean its newest version again."""
     newest = open_catalogue().unpin(name)
-    click.echo(f"{name} is {newest.ref if newest else 'none'} from now on, and what is built next")
+    click.echo(f"{name} is {newest.ref if newest else 'none'} from now on, and then each newer build")
 
 
 @command.command("rollback")
@@ -206,7 +206,7 @@ def export_command(ref: str, file: Path) -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--sha256", metavar="DIGEST", help="Refuse any other file.")
 def import_command(file: Path, sha256: str | None) -> None:
-    """Add the template that such a file holds."""
+    """Add the template of an exported file."""
     with show_progress(f"importing {file.name}") as report:
         template = import_archive(open_catalogue(), file, sha256, report)
     click.echo(f"{template.ref}  Python {template.python_version}, {_template_size(template)}")

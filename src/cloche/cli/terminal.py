@@ -30,7 +30,7 @@ def choose_drawer(environ: Mapping[str, str]) -> DrawImage | None:
     """The function that draws images in the terminal of this environment; None if it is not known to show any."""
     term = environ.get("TERM", "")
     if environ.get("TMUX") or re.match(r"(tmux|screen)", term):
-        return None  # they swallow what they do not know
+        return None  # they ignore unknown sequences
     if _speaks_kitty(term, environ):
         return draw_kitty
     program = environ.get("TERM_PROGRAM", "")

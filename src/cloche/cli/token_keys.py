@@ -19,7 +19,7 @@ def load_token_key_ids(config: Config) -> list[str]:
     """
     if not config.librechat.jwt.enabled:
         return []
-    from cloche.api.librechat.jwt import JwtKeys  # here, since `cloche doctor` must not need what a server does
+    from cloche.api.librechat.jwt import JwtKeys  # here: `cloche doctor` must not require a server's packages
 
     try:
         return JwtKeys(config.librechat.jwt).ids

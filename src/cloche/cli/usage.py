@@ -15,19 +15,19 @@ from cloche.engine.quotas.usage import OwnerUsage
 from cloche.model import GIB, KIB, MIB
 
 _COLUMNS = ("OWNER", "SANDBOXES", "MEMORY", "EXECUTIONS/MIN", "IN ALL", "CPU S/HOUR", "IN ALL", "STORED")
-_SUMMED_FIELDS = ("sandboxes", "memory_bytes", "executions_last_minute")  # what each server has its own
+_SUMMED_FIELDS = ("sandboxes", "memory_bytes", "executions_last_minute")  # counted by each server for itself
 _SHARED_FIELDS = (
     "executions",
     "cpu_seconds_last_hour",
     "cpu_seconds",
-)  # what each knows of all; who was asked last knows most
+)  # counted by each server for all; the last report is the most complete
 
 
 @click.command("usage")
 @click.argument("owner", required=False, callback=parse_owner_option)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(owner: str | None, as_json: bool) -> None:
-    """Say how much owners and keys use of the running server, each with what they may."""
+    """Print the usage of owners and keys on the running server, each with its quota."""
     config = load_command_config()
     found = control_sockets(config)
     if not found:
