@@ -18,8 +18,9 @@ Which fault is shown where, here and elsewhere below `tests/`:
 - half-open connections, heads and bodies that never end: `faults/test_connections.py`, `server/test_connection.py`
 - too few descriptors: `faults/test_connections.py`
 - readers that stop, uploads of a byte a second: `faults/test_connections.py`, `server/test_stalled_readers.py`
-- a model's server that hangs, resets, sends garbage in the middle: `openai/test_upstream_http.py`, `test_lean_http.py`,
-  `test_any_script.py`, `test_chat_any_script.py`, `test_aborted.py`, `test_many_streams.py` there
+- a model's server that hangs, resets, sends garbage in the middle: `openai/test_upstream_http.py`,
+  `test_http_client.py`, `test_any_script.py`, `test_chat_any_script.py`, `test_aborted.py`,
+  `test_many_streams.py` there
 - the server killed at any moment, and under load: `faults/test_host_death.py`, `faults/test_server.py`; with volumes:
   `engine/test_volumes.py`
 - SIGTERM under load: `faults/test_server.py`, `server/test_serve.py`

@@ -20,7 +20,7 @@ import msgspec
 
 from cloche import errors
 from cloche.config.sections import UpstreamConfig as Settings
-from cloche.gateway.lean_http import HttpTimeouts, LeanAnswer, LeanClient
+from cloche.gateway.upstream.http_client import ClientResponse, HttpClient, HttpTimeouts
 from cloche.gateway.upstream.sse import LONGEST_FIELD_NAME, ServerEvent, begins_stream, read_server_events
 from cloche.model import MIB
 from cloche.telemetry import log
@@ -190,16 +190,16 @@ class UpstreamServer:
             )
         except (httpx2.InvalidURL, ValueError) as error:
             raise errors.InvalidConfig(f"[[upstream]] of {settings.models[0]}: {error}") from None
-        self._lean = None if _is_behind_proxy(self._client.base_url) else self._new_lean_client(settings)
+        self._direct = None if _is_behind_proxy(self._client.base_url) else self._new_direct_client(settings)
 
-    def _new_lean_client(self, settings: Settings) -> LeanClient:
-        patience = HttpTimeouts(
+    def _new_direct_client(self, settings: Settings) -> HttpClient:
+        timeouts = HttpTimeouts(
             connect=CONNECT_SECONDS, read=settings.timeout_seconds, write=WRITE_SECONDS, queue=QUEUE_SECONDS
         )
-        return LeanClient(
+        return HttpClient(
             self._client.base_url,
             _request_headers(settings, self.secret),
-            patience,
+            timeouts,
             connections=MAX_CONNECTIONS,
             idle=IDLE_CONNECTIONS,
             idle_seconds=IDLE_SECONDS,
@@ -227,9 +227,9 @@ class UpstreamServer:
 
     def _open_post(
         self, path: str, content: bytes, headers: dict[str, str]
-    ) -> contextlib.AbstractAsyncContextManager[httpx2.Response | LeanAnswer]:
-        if self._lean is not None:
-            return self._lean.post(path, content, headers)
+    ) -> contextlib.AbstractAsyncContextManager[httpx2.Response | ClientResponse]:
+        if self._direct is not None:
+            return self._direct.post(path, content, headers)
         return self._client.stream("POST", path, content=content, headers=headers)
 
     async def models(self) -> dict[str, Any]:
@@ -243,7 +243,7 @@ class UpstreamServer:
             except (UnicodeError, OverflowError) as error:  # of an address that cannot even be tried
                 raise httpx2.ConnectError(type(error).__name__) from error
 
-    def _refusal_error(self, response: httpx2.Response | LeanAnswer, body: bytes) -> errors.UpstreamFailed:
+    def _refusal_error(self, response: httpx2.Response | ClientResponse, body: bytes) -> errors.UpstreamFailed:
         status = response.status_code
         log.warning("upstream.refused", host=self._client.base_url.host, status=status)
         if status in CREDENTIAL_STATUSES:
@@ -271,15 +271,15 @@ class UpstreamServer:
         )
 
     async def aclose(self) -> None:
-        if self._lean is not None:
-            await self._lean.aclose()
+        if self._direct is not None:
+            await self._direct.aclose()
         await self._client.aclose()
 
 
 class UpstreamResponse:
     """A 200 of an upstream, before its body is read. `is_stream` is valid after `look`."""
 
-    def __init__(self, response: httpx2.Response | LeanAnswer):
+    def __init__(self, response: httpx2.Response | ClientResponse):
         self._pieces = response.aiter_bytes()
         self._begun = b""  # what was looked at
         self.is_stream = "text/event-stream" in response.headers.get("content-type", "").lower()
@@ -406,7 +406,7 @@ def _request_headers(settings: Settings, key: str) -> dict[str, str]:
     return {**ours, **given}
 
 
-async def _read_error_body(response: httpx2.Response | LeanAnswer) -> bytes:
+async def _read_error_body(response: httpx2.Response | ClientResponse) -> bytes:
     """Reads the beginning of an error's body, soon, complete or not: its status is enough."""
     pieces, size = [], 0
     with contextlib.suppress(TimeoutError, httpx2.HTTPError):

@@ -16,9 +16,8 @@ import httpx2
 import pytest
 import uvloop
 
-from cloche.gateway.lean_connection import MAX_HEAD_BYTES, WAITING_BYTES
-from cloche.gateway.lean_http import HttpTimeouts, LeanClient
 from cloche.gateway.upstream.http import root_cause_name
+from cloche.gateway.upstream.http_client import MAX_HEAD_BYTES, MAX_UNREAD_BYTES, HttpClient, HttpTimeouts
 
 pytestmark = pytest.mark.filterwarnings("ignore:Overriding the .event_loop_policy:pytest.PytestDeprecationWarning")
 
@@ -86,12 +85,12 @@ async def listening(
             writer.transport.abort()
 
 
-def client_of(place: Place, read_seconds: float = 5.0, write_seconds: float = 5.0) -> LeanClient:
-    patience = HttpTimeouts(connect=5.0, read=read_seconds, write=write_seconds, queue=5.0)
-    return LeanClient(httpx2.URL(place.url), {"x-ours": "1"}, patience, connections=2, idle=2, idle_seconds=60.0)
+def client_of(place: Place, read_seconds: float = 5.0, write_seconds: float = 5.0) -> HttpClient:
+    timeouts = HttpTimeouts(connect=5.0, read=read_seconds, write=write_seconds, queue=5.0)
+    return HttpClient(httpx2.URL(place.url), {"x-ours": "1"}, timeouts, connections=2, idle=2, idle_seconds=60.0)
 
 
-async def posted(client: LeanClient) -> tuple[int, dict[str, str], bytes]:
+async def posted(client: HttpClient) -> tuple[int, dict[str, str], bytes]:
     async with client.post("/chat", b"{}", {"x-mine": "2"}) as answer:
         return answer.status_code, answer.headers, b"".join([piece async for piece in answer.aiter_bytes()])
 
@@ -110,9 +109,9 @@ async def test_a_request_has_all_that_it_needs():
 
 async def test_a_header_is_sent_once_however_it_is_written():
     async with server([[CHUNKED]]) as place:
-        patience = HttpTimeouts(connect=5.0, read=5.0, write=5.0, queue=5.0)
+        timeouts = HttpTimeouts(connect=5.0, read=5.0, write=5.0, queue=5.0)
         ours = {"Content-Type": "text/plain", "X-Ours": "1"}
-        client = LeanClient(httpx2.URL(place.url), ours, patience, connections=1, idle=1, idle_seconds=60.0)
+        client = HttpClient(httpx2.URL(place.url), ours, timeouts, connections=1, idle=1, idle_seconds=60.0)
         async with client.post("/chat", b"{}", {"content-type": "application/json"}):
             pass
     names = [line.partition(b":")[0] for line in place.requests[0].split(b"\r\n")[1:-2]]
@@ -474,16 +473,16 @@ async def test_a_reader_that_is_slow_makes_the_server_wait(
     tls: bool, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "cert.pem"))
-    written, whole = 0, 64 * WAITING_BYTES
+    written, whole = 0, 64 * MAX_UNREAD_BYTES
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal written
         await request(reader)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % whole)
         while written < whole:
-            writer.write(bytes(WAITING_BYTES))
+            writer.write(bytes(MAX_UNREAD_BYTES))
             await writer.drain()
-            written += WAITING_BYTES
+            written += MAX_UNREAD_BYTES
 
     async with listening(serve, None, tls_of(certificate) if tls else None) as place:
         client = client_of(place)
@@ -493,7 +492,7 @@ async def test_a_reader_that_is_slow_makes_the_server_wait(
                 before = written
                 await asyncio.sleep(0.1)
             assert written < whole
-            assert heard._connection._waiting < 3 * WAITING_BYTES
+            assert heard._connection._unread < 3 * MAX_UNREAD_BYTES
             assert sum([len(piece) async for piece in heard.aiter_bytes()]) == whole
         assert client._idle  # and it can be used again
         await client.aclose()
