@@ -158,7 +158,7 @@ async def _hold_until_disconnected(engine: Engine, sandbox: Sandbox) -> AsyncGen
             await asyncio.Event().wait()
     finally:
         with contextlib.suppress(errors.ClocheError):
-            await engine.kill(sandbox.id, sandbox.spec.owner, "client disconnected")
+            await engine.kill(sandbox.id, sandbox.spec.owner, "the client that held it disconnected")
 
 
 def encode_context_info(context: Context) -> responses.ContextInfo:
