@@ -12,10 +12,8 @@ import msgspec
 
 from cloche.model import FileInfo, Outcome, Stream, ToolCall, Usage
 
-BINARY_MIMES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"})
-"""MIME types whose value in a bundle is `bytes`. All others are `str`, or any JSON value for `*json` types."""
-
 Bundle = dict[str, Any]
+"""Values by MIME type: `bytes` for BINARY_MIMES, any JSON value for `*json` types, `str` for all others."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)  # for mypy

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from cloche.events import Bundle, Display, Ended, Raised
+from cloche.languages import LANGUAGES
 from cloche.model import Outcome, html_table_row
 from cloche.structs import Struct
 
@@ -20,24 +21,6 @@ NotebookOutput = dict[str, Any]
 
 _LINE_CHARACTERS = 80
 _JSON_MIME = re.compile(r"application/(.*\+)?json")  # what the format allows values of any type for
-_KERNEL_SPECS: dict[str, tuple[str, str, dict[str, str]]] = {
-    "python": (
-        "python3",
-        "Python 3",
-        {"codemirror_mode": "python", "file_extension": ".py", "mimetype": "text/x-python"},
-    ),
-    "javascript": (
-        "javascript",
-        "JavaScript (Node.js)",
-        {"codemirror_mode": "javascript", "file_extension": ".js", "mimetype": "text/javascript"},
-    ),
-    "typescript": (
-        "typescript",
-        "TypeScript",
-        {"codemirror_mode": "typescript", "file_extension": ".ts", "mimetype": "text/typescript"},
-    ),
-    "bash": ("bash", "Bash", {"codemirror_mode": "shell", "file_extension": ".sh", "mimetype": "text/x-sh"}),
-}
 
 
 class Cell(Struct):
@@ -95,13 +78,18 @@ def _first_line(code: str) -> str:
 
 def build_notebook(cells: Iterable[Cell], language: str = "python", dropped: int = 0) -> dict[str, Any]:
     """Builds the notebook of those cells. It is valid for every output of a program."""
-    name, title, about = _KERNEL_SPECS[language]
+    known = LANGUAGES[language]
     made = {
         "nbformat": 4,
         "nbformat_minor": 5,
         "metadata": {
-            "kernelspec": {"name": name, "display_name": title, "language": language},
-            "language_info": {"name": language, **about},
+            "kernelspec": {"name": known.kernel_name, "display_name": known.kernel_title, "language": language},
+            "language_info": {
+                "name": language,
+                "codemirror_mode": known.codemirror_mode,
+                "file_extension": f".{known.extensions[0]}",
+                "mimetype": known.mime,
+            },
         },
         "cells": [*_dropped_cells_note(dropped), *map(_format_cell, cells)],
     }

@@ -19,6 +19,7 @@ import msgspec
 
 from cloche import errors
 from cloche.cli.terminal import STDERR, STDOUT, choose_drawer, print_message, write_all
+from cloche.mime_types import EXTENSIONS
 
 # A conversation with a model over the server's `/v1`, in the few calls that every OpenAI client makes.
 
@@ -214,7 +215,6 @@ def _decode_object(data: bytes) -> dict[str, Any]:
 
 MAX_NAME_CHARACTERS = 150
 MAX_TRIES = 10_000
-_SUFFIXES = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif", "image/webp": "webp", "image/svg+xml": "svg"}
 
 
 class SavedFiles:
@@ -232,7 +232,7 @@ class SavedFiles:
     def image(self, mime: str, content: bytes) -> Path | None:
         """Saves an image and returns its path. Raises InvalidRequest if it cannot be written."""
         self._images.add(hashlib.sha256(content).digest())
-        return self._write_file(f"image-1.{_SUFFIXES.get(mime, 'bin')}", [content])[0]
+        return self._write_file(f"image-1.{EXTENSIONS.get(mime, 'bin')}", [content])[0]
 
     def file(self, name: str, chunks: Iterable[bytes]) -> Path | None:
         """Saves a file and returns its path; None for a duplicate.

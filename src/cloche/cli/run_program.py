@@ -26,6 +26,7 @@ from cloche.cli.terminal import (
 )
 from cloche.config import Config
 from cloche.events import Display, Ended
+from cloche.mime_types import EXTENSIONS
 from cloche.model import FileInfo, check_seconds
 from cloche.sdk.backend import BackendFiles, BackendSandbox
 
@@ -38,14 +39,6 @@ if TYPE_CHECKING:
 
 DATA_DIRECTORY = "/mnt/data"
 MAX_DEPTH = 32
-_SUFFIXES = {
-    "image/png": ".png",
-    "image/jpeg": ".jpg",
-    "image/svg+xml": ".svg",
-    "application/pdf": ".pdf",
-    "image/gif": ".gif",
-    "image/webp": ".webp",
-}
 
 
 class _OverLimit(Exception):
@@ -69,12 +62,12 @@ class OutputDirectory:
 
     def save_images(self, event: Display) -> bool:
         """Writes every image format of a display as `display-N.suffix`. False if it has none."""
-        images = {mime: event.data[mime] for mime in _SUFFIXES if mime in event.data}
+        images = {mime: event.data[mime] for mime in EXTENSIONS if mime in event.data}
         if not images:
             return False
         number = self._number_of(event)
         for mime, content in images.items():
-            path = self._directory / f"display-{number}{_SUFFIXES[mime]}"
+            path = self._directory / f"display-{number}.{EXTENSIONS[mime]}"
             encoded = content if isinstance(content, bytes) else str(content).encode("utf-8", "replace")
             with _report_saving(path), _replace_file(path) as file:
                 file.write(encoded)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from cloche.events import AnyEvent, Cleared, Display, Ended, Input, Output, Raised, Run, RunFold
+from cloche.mime_types import EXTENSIONS
 
 # Images in a terminal that can show them: the protocols of kitty and of iTerm2.
 
@@ -76,7 +77,6 @@ def _split_chunks(text: str) -> Iterator[str]:
 
 
 STDOUT, STDERR = 1, 2
-IMAGE_MIMES = ("image/png", "image/jpeg", "image/svg+xml", "application/pdf", "image/gif", "image/webp")
 _FALLBACKS = ("text/plain", "text/markdown", "text/latex", "text/html", "image/svg+xml")
 
 SaveImages = Callable[[Display], bool]
@@ -175,7 +175,7 @@ class RunJsonView:
 
 
 def has_image(bundle: Mapping[str, Any]) -> bool:
-    return any(mime in bundle for mime in IMAGE_MIMES)
+    return any(mime in bundle for mime in EXTENSIONS)
 
 
 def bundle_text(bundle: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from cloche.events import AnyEvent, Cleared, Display, Ended, Output, Raised, Truncated, Wrote
 from cloche.gateway.items import Item
+from cloche.mime_types import EXTENSIONS, IMAGE_MIMES, SIGNATURES
 from cloche.model import KIB, MIB, FileInfo, Struct
 
 # Pictures that code has shown, and the limits for showing them to a model.
@@ -19,18 +20,12 @@ from cloche.model import KIB, MIB, FileInfo, Struct
 # Models' servers refuse a request with a picture that is broken or too large, and a conversation keeps it for
 # ever: a note replaces every picture that they would refuse.
 
-IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp", "image/svg+xml")
 MAX_EXECUTION_PICTURES = 10
 MAX_TURN_PICTURES = 50
 MAX_PICTURE_BYTES = 5 * MIB  # of one
 MAX_TURN_PICTURE_BYTES = 20 * MIB
 
-_SIGNATURES = {  # of what models can see
-    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
-    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
-    "image/gif": re.compile(rb"GIF8[79]a"),
-    "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
-}
+_SIGNATURES = {mime: re.compile(signature) for mime, signature in SIGNATURES.items()}  # of what models can see
 
 
 class Picture(Struct):
@@ -39,7 +34,7 @@ class Picture(Struct):
 
     @property
     def file_extension(self) -> str:
-        return {"image/jpeg": "jpg", "image/svg+xml": "svg"}.get(self.mime, self.mime.partition("/")[2])
+        return EXTENSIONS.get(self.mime, self.mime.partition("/")[2])
 
     @property
     def url(self) -> str:
@@ -366,7 +361,7 @@ def _dropped_note(event: Truncated) -> str:
 
 
 def _pick_display(bundle: dict[str, Any]) -> str | Picture | None:
-    for mime in IMAGE_TYPES:
+    for mime in IMAGE_MIMES:
         value = bundle.get(mime)
         if isinstance(value, bytes):
             return Picture(mime=mime, content=value)

@@ -18,6 +18,7 @@ from typing import Any
 from cloche import errors
 from cloche.events import Result, Run
 from cloche.mcp.uris import path_to_uri
+from cloche.mime_types import SIGNATURES
 from cloche.model import FileInfo, Outcome
 from cloche.sdk import backend
 
@@ -119,7 +120,7 @@ MAX_EMBEDDED_CHARS = 200_000
 MAX_PATH_CHARS = 1000  # of a file that is named
 BYTES_PER_DOCUMENT_CHAR = 4  # bytes of a character of a document, at most, nearly always
 IMAGE_FIELDS = {"png": "image/png", "jpeg": "image/jpeg"}
-EXTRA_IMAGE_MIMES = frozenset({"image/gif", "image/webp"})
+EXTRA_IMAGE_MIMES = SIGNATURES.keys() - IMAGE_FIELDS.values()
 DOCUMENT_FIELDS = {"svg": "image/svg+xml", "html": "text/html"}
 
 ContentBlock = dict[str, Any]  # a content block, as MCP writes it

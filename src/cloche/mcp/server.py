@@ -27,6 +27,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import is_version_at_least
 
 from cloche import errors
+from cloche.languages import list_titles
 from cloche.mcp import tools
 from cloche.mcp.call import MAX_ANSWER_BYTES
 from cloche.mcp.content import escape_surrogates, guess_mime, read_file_bytes, resource_contents
@@ -149,7 +150,7 @@ LINKS_SINCE_VERSION = "2025-06-18"
 RESOURCE_NOT_FOUND = -32002
 INSTRUCTIONS = (
     "A code interpreter: a sealed Linux sandbox of your own, made at the first call, which keeps variables and files "
-    "until the session ends. run_code runs Python, JavaScript, TypeScript or bash; files live below /mnt/data. There "
+    f"until the session ends. run_code runs {list_titles()}; files live below /mnt/data. There "
     "is no network unless the operator allows it; install_packages installs packages where that is allowed, and "
     "`pip list` says what is there."
 )

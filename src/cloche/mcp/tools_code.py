@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from cloche.events import Error, Output, Result, Run, RunFold
+from cloche.languages import LANGUAGE_NAMES, LanguageName, list_titles
 from cloche.mcp.call import McpTool, McpToolCall, McpToolResult
 from cloche.mcp.content import MAX_PATH_CHARS, TextBudget, run_blocks, shorten_text, text_block
 from cloche.mcp.schemas import StructuredOutput, ToolArguments
@@ -21,15 +22,15 @@ MAX_FORMATS = 20
 MAX_FILES = 50
 MAX_RESULTS = 40
 MAX_VARIABLES = 300
+OTHER_LANGUAGES = [name for name in LANGUAGE_NAMES if name != "python"]
 
-Language = Literal["python", "javascript", "typescript", "bash"]
 Seconds = Annotated[float, Meta(gt=0, le=86400)]
 ContextId = Annotated[str, Meta(description="Id of a context; by default the one that run_code uses for Python.")]
 
 
 class RunCodeArguments(ToolArguments):
     code: Annotated[str, Meta(description="The program, as it is.")]
-    language: Annotated[Language | None, Meta(description="By default Python, or what the context speaks.")] = None
+    language: Annotated[LanguageName | None, Meta(description="By default Python, or what the context speaks.")] = None
     context: Annotated[str | None, Meta(description="Id of a context; by default the language's own.")] = None
     timeout_seconds: Annotated[Seconds | None, Meta(description="By default 300.")] = None
     input: Annotated[list[str] | None, Meta(description="Lines for input(), one for each call of it.")] = None
@@ -156,7 +157,7 @@ class NoArguments(ToolArguments):
 
 
 class CreateContextArguments(ToolArguments):
-    language: Annotated[Language, Meta(description="What it speaks.")] = "python"
+    language: Annotated[LanguageName, Meta(description="What it speaks.")] = "python"
     cwd: Annotated[str | None, Meta(description="Its working directory; by default /mnt/data.")] = None
 
 
@@ -283,7 +284,7 @@ TOOLS = (
         "Run code",
         "Run a program in a sealed sandbox of your own. Variables, imports and files stay for the next call. Python "
         "(as in Jupyter: the value of the last expression is shown, matplotlib figures come back as images, DataFrames "
-        "as tables), JavaScript, TypeScript or bash. Files that are written below /mnt/data are named in the answer. "
+        f"as tables), {list_titles(OTHER_LANGUAGES)}. Files that are written below /mnt/data are named in the answer. "
         "An exception of the program is part of the answer, not an error of this tool.",
         RunCodeArguments,
         run_code,

@@ -24,10 +24,10 @@ from cloche.mcp.content import (
 from cloche.mcp.schemas import StructuredOutput, ToolArguments
 from cloche.mcp.tools_code import DoneOutput, ToolFile, to_tool_file
 from cloche.mcp.uris import path_to_uri
+from cloche.mime_types import SIGNATURES
 from cloche.model import FileInfo
 
 MAX_LISTED = 1000
-IMAGE_MIMES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 
 FilePath = Annotated[str, Meta(description="Absolute, or relative to /mnt/data.", min_length=1)]
 
@@ -109,7 +109,7 @@ async def read_file(call: McpToolCall, asked: ReadFileArguments) -> McpToolResul
     info = await files.stat(asked.path)
     data = await read_file_bytes(files, info.path, _max_file_bytes(call))
     mime = guess_mime(info.path) or ""
-    if mime in IMAGE_MIMES:
+    if mime in SIGNATURES:
         return McpToolResult(image_block(data, mime), given=ReadFileOutput(file=to_tool_file(info), mime=mime))
     words = decode_text(data)
     if words is None:

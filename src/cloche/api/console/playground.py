@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from cloche.api.console.context import ConsoleContext, ConsolePage, ConsoleVisitor
 from cloche.api.console.statics import STATIC_DIRECTORY
-from cloche.engine.executions.context import LANGUAGES
+from cloche.languages import LANGUAGE_NAMES
 from cloche.templates import Catalogue
 
 PANELS = (("files", "Files"), ("variables", "Variables"), ("terminal", "Terminal"), ("chat", "Chat"))
@@ -46,7 +46,7 @@ class PlaygroundPages:
             "playground.html",
             sandbox=request.query_params.get("sandbox", "")[:_ID_CHARACTERS],
             templates=names,
-            languages=list(LANGUAGES),
+            languages=list(LANGUAGE_NAMES),
             panels=PANELS,
             modules=_script_modules(),
             seconds=min(_LIFE_SECONDS, self._house.config.lifetime.max_seconds),

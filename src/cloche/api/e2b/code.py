@@ -21,10 +21,11 @@ from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS
 from cloche.api.encoding import ascii_json, to_json_value
 from cloche.api.http import DropConnection, Handler, StreamResponse, read_whole_body, status_of
 from cloche.config import Config
-from cloche.engine.executions.context import LANGUAGES, Context
+from cloche.engine.executions.context import Context
 from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import AnyEvent, Display, Ended, Output, Raised, Result, Started
+from cloche.languages import LANGUAGE_NAMES
 from cloche.model import DisplayOptions, Struct
 
 # The code server's wire format: decodes requests, encodes events. Pure.
@@ -295,7 +296,7 @@ class CodeServer:
         if sandbox not in self._opened:
             self._opened.add(sandbox)
             for language in LISTED_FROM_THE_START:
-                if language in LANGUAGES:
+                if language in LANGUAGE_NAMES:
                     sandbox.default_context(language)
         return sandbox
 

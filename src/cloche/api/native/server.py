@@ -14,8 +14,8 @@ from cloche.api.dialect import json_reply
 from cloche.api.http import StreamResponse
 from cloche.api.native.context import NativeContext, decode_request_query
 from cloche.api.native.runs import event_stream_response
-from cloche.engine.executions.context import LANGUAGES
 from cloche.events import Event
+from cloche.languages import LANGUAGE_NAMES
 from cloche.model import Template
 from cloche.protocol import requests, responses
 from cloche.telemetry import LogEntry, log
@@ -35,7 +35,7 @@ class NativeServer:
         config = self._api.config
         about = responses.AboutResponse(
             version=version("cloche"),
-            languages=list(LANGUAGES),
+            languages=list(LANGUAGE_NAMES),
             max_lifetime_seconds=config.lifetime.max_seconds,
             max_upload_bytes=config.server.upload_bytes,
             default_limits=config.limits.default,

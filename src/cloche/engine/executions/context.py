@@ -17,6 +17,7 @@ from cloche.engine.principal import current_principal
 from cloche.engine.quotas.capacity import Ticket
 from cloche.events import AnyEvent
 from cloche.input_answers import InputSource
+from cloche.languages import LANGUAGE_NAMES
 from cloche.model import (
     ExecutionRequest,
     Limits,
@@ -29,7 +30,6 @@ from cloche.model import (
 if TYPE_CHECKING:
     from cloche.engine.sandboxes.sandbox import Sandbox
 
-LANGUAGES = ("python", "javascript", "typescript", "bash")
 EXIT_SECONDS = 10.0
 _LONG_EXECUTION_SECONDS = 0.005  # an execution shorter than this did not run the sandbox out of memory
 
@@ -40,8 +40,10 @@ class Context:
     def __init__(
         self, sandbox: Sandbox, id: str, *, language: str = "python", cwd: str, kernel: KernelClient | None = None
     ):
-        if language not in LANGUAGES:
-            raise errors.InvalidRequest(f"there is no language {language!r}: a context can be {', '.join(LANGUAGES)}")
+        if language not in LANGUAGE_NAMES:
+            raise errors.InvalidRequest(
+                f"there is no language {language!r}: a context can be {', '.join(LANGUAGE_NAMES)}"
+            )
         self.id = id
         self.language = language
         self.cwd = cwd

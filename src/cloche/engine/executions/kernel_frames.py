@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from cloche.engine.sandboxes.init_client import clean_text, require_protocol
-from cloche.events import BINARY_MIMES, Bundle, Cleared, Display, Input, Raised, Wrote
+from cloche.events import Bundle, Cleared, Display, Input, Raised, Wrote
 from cloche.guest import wire
 from cloche.isolation.channel import Header
+from cloche.mime_types import BINARY_MIMES
 from cloche.model import FileInfo
 
 MAX_NAME = 1024

@@ -130,6 +130,7 @@ def _replace_nonfinite(value: Any, depth: int) -> Any:
     )
 
 
+# Written by tools/generate_tables.py.
 BINARY_MIMES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "application/pdf"})
 OUT_ENTRIES = 1000
 FRAME_BYTES = 48 << 20  # a frame's body stays below what the host accepts

@@ -36,18 +36,33 @@ def kernel_starter(language: str, fds: tuple, token: str, defaults) -> tuple:
     The first becomes the kernel and never returns; the second, or None, is called before the fork's limits are
     set. Raises LanguageUnavailable where there can be no such kernel.
     """
-    if language == "python":
-        return lambda: _exec_python(fds, token), None
-    if language == "bash":
-        if not bash.find_bash():
-            raise LanguageUnavailable(_NO_BASH)
-        return lambda: bash.main(fds[0], fds[1], fds[2], token), None
-    if language in ("javascript", "typescript"):
-        node = _find_node()
-        return lambda: _exec_node(node, fds, token, language), lambda: _raise_data_limit(defaults)
-    raise LanguageUnavailable(
-        f"there is no language {language!r}: a kernel can be python, javascript, typescript or bash"
-    )
+    if language not in KERNEL_STARTERS:
+        *others, last = KERNEL_STARTERS
+        raise LanguageUnavailable(f"there is no language {language!r}: a kernel can be {', '.join(others)} or {last}")
+    return KERNEL_STARTERS[language](language, fds, token, defaults)
+
+
+def _python_starter(language: str, fds: tuple, token: str, defaults) -> tuple:
+    return lambda: _exec_python(fds, token), None
+
+
+def _bash_starter(language: str, fds: tuple, token: str, defaults) -> tuple:
+    if not bash.find_bash():
+        raise LanguageUnavailable(_NO_BASH)
+    return lambda: bash.main(fds[0], fds[1], fds[2], token), None
+
+
+def _node_starter(language: str, fds: tuple, token: str, defaults) -> tuple:
+    node = _find_node()
+    return lambda: _exec_node(node, fds, token, language), lambda: _raise_data_limit(defaults)
+
+
+KERNEL_STARTERS = {  # the same names as in `cloche.languages`
+    "python": _python_starter,
+    "javascript": _node_starter,
+    "typescript": _node_starter,
+    "bash": _bash_starter,
+}
 
 
 def become_python(fds: tuple, token: str) -> None:

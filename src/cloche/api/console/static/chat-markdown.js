@@ -4,6 +4,7 @@
 // the web and to files of the sandbox. However it is nested and however long it is, the work is bounded.
 
 import { coloured } from "./playground-colours.js";
+import { languageOfFence } from "./playground-languages.js";
 import { el } from "./panel-parts.js";
 
 const LONGEST = 200_000; // characters that are read as Markdown
@@ -32,7 +33,6 @@ const INLINE = new RegExp(
     .join("|"),
   "gu",
 );
-const ALIASES = { py: "python", python3: "python", js: "javascript", ts: "typescript", sh: "bash", shell: "bash" };
 
 /** Elements for a text. `fileLink(path, label)` makes a link to a file of the sandbox. */
 export function markdown(text, fileLink) {
@@ -71,7 +71,7 @@ function fence(lines, at) {
   const isEnd = (line) => line.trim().startsWith(mark) && !line.trim().slice(mark.length).replaceAll(mark[0], "");
   let end = at + 1;
   while (end < lines.length && !isEnd(lines[end])) end += 1;
-  const language = ALIASES[info.toLowerCase()] ?? info.toLowerCase();
+  const language = languageOfFence(info.toLowerCase());
   const code = el("code", {}, ...coloured(lines.slice(at + 1, end).join("\n"), language));
   return [el("pre", { class: "chat-fence", tabindex: "0" }, code), end + 1];
 }

@@ -4,6 +4,7 @@
 import { boxPath, el, icon, messageOf, shownName, sizeText, textButton } from "./panel-parts.js";
 import { delimited } from "./panel-files-table.js";
 import { coloured } from "./playground-colours.js";
+import { languageOfFile } from "./playground-languages.js";
 import { viewOf } from "./playground-results.js";
 
 const TEXT_BYTES = 512 * 1024;
@@ -12,7 +13,6 @@ const NOTEBOOK_BYTES = 8 * 1024 * 1024;
 const MAX_CELLS = 200;
 const PICTURES = { png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp", bmp: "image/bmp", avif: "image/avif" };
 const FRAMED = { html: "text/html", htm: "text/html", svg: "image/svg+xml", md: "text/markdown" };
-const LANGUAGES = { py: "python", js: "javascript", mjs: "javascript", ts: "typescript", sh: "bash" };
 const NO_PREVIEW = new Set(["pdf", "zip", "gz", "tar", "xz", "bz2", "7z", "whl", "parquet", "npy", "npz", "pkl", "xlsx", "docx", "pptx", "mp4", "mp3", "wav", "so", "pyc"]);
 
 /** Opens a dialog with a look at the file, and gives it. */
@@ -58,7 +58,7 @@ async function fill(body, actions, playground, file, signal) {
   body.replaceChildren();
   if (ending === "csv" || ending === "tsv") body.append(...tableOf(text, ending === "tsv" ? "\t" : ",", read.whole));
   else if (Object.hasOwn(FRAMED, ending) && read.whole) showBoth(body, actions, text, FRAMED[ending], signal);
-  else body.append(plain(text, Object.hasOwn(LANGUAGES, ending) ? LANGUAGES[ending] : ""));
+  else body.append(plain(text, languageOfFile(ending) ?? ""));
   if (!read.whole) body.prepend(el("p", { class: "panel-hint" }, `The first ${sizeText(TEXT_BYTES)} of ${sizeText(file.size_bytes)}.`));
 }
 

@@ -1,6 +1,7 @@
 // A cell: code and what it put out, or Markdown and how it looks.
 
 import { Editor } from "./playground-editor.js";
+import { LANGUAGES } from "./playground-languages.js";
 import { Output } from "./playground-output.js";
 import { el, icon } from "./panel-parts.js";
 
@@ -9,10 +10,7 @@ const WORDS = {
   ok: "done", raised: "failed", interrupted: "stopped", timed_out: "ran into its time limit", out_of_memory: "ran out of memory",
   died: "died", failed: "did not run", lost: "lost", undone: "undone", waiting: "waits", running: "runs",
 };
-const HINTS = {
-  python: "Python. Shift+Enter runs it", javascript: "JavaScript. Shift+Enter runs it", typescript: "TypeScript. Shift+Enter runs it",
-  bash: "bash. Shift+Enter runs it", markdown: "Markdown. Shift+Enter shows it", raw: "Text that is not run",
-};
+const HINTS = { markdown: "Markdown. Shift+Enter shows it", raw: "Text that is not run" };
 let made = 0;
 
 export class Cell {
@@ -66,7 +64,7 @@ export class Cell {
     const [state, kind] = [this.state, this.kind];
     Object.assign(this.element.dataset, { state, kind });
     this.mark.textContent = kind === "code" ? MARKS[state] ?? `[${this.count ?? " "}]` : "";
-    this.editor.area.placeholder = HINTS[this.tongue];
+    this.editor.area.placeholder = HINTS[this.tongue] ?? `${LANGUAGES[this.tongue]?.title}. Shift+Enter runs it`;
     this.switch.textContent = this.isShown ? "Edit" : kind === "code" ? "Markdown" : "Code";
     this.switch.title = this.isShown ? "Edit it again" : kind === "code" ? "Make it Markdown" : "Make it code";
   }

@@ -1,5 +1,7 @@
 // Syntax colours: source becomes spans. What is not known, or is too long, stays plain.
 
+import { coloursOf } from "./playground-languages.js";
+
 const LONGEST = 100_000; // characters
 const NUMBER = "\\b(?:0[xX][\\da-fA-F_]+|0[bB][01_]+|0[oO][0-7_]+|\\d[\\d_]*(?:\\.[\\d_]*)?(?:[eE][+-]?\\d+)?)[jn]?";
 
@@ -50,7 +52,7 @@ const BASH = rules([
   ["skip", "[\\w./-]+"],
 ]);
 
-const KNOWN = { python: PYTHON, javascript: JAVASCRIPT, typescript: JAVASCRIPT, bash: BASH };
+const KNOWN = { python: PYTHON, javascript: JAVASCRIPT, bash: BASH };
 
 function words(list) {
   return `\\b(?:${list.split(" ").join("|")})\\b`;
@@ -63,7 +65,7 @@ function rules(pairs) {
 
 /** Nodes that show the code. */
 export function coloured(code, language) {
-  const known = KNOWN[language];
+  const known = KNOWN[coloursOf(language)];
   if (!known || code.length > LONGEST) return [code];
   const nodes = [];
   let at = 0;
@@ -88,6 +90,6 @@ function span(kind, text) {
 
 /** The words that a language has of its own, for completion. */
 export function wordsOf(language) {
-  const lists = WORDS[language === "typescript" ? "javascript" : language];
+  const lists = WORDS[coloursOf(language)];
   return lists ? `${lists.keywords} ${lists.builtins}`.split(" ") : [];
 }

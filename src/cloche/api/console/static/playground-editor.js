@@ -2,10 +2,9 @@
 
 import { coloured } from "./playground-colours.js";
 import { Completion, insert } from "./playground-completion.js";
+import { LANGUAGES } from "./playground-languages.js";
 import { el } from "./panel-parts.js";
 
-const UNITS = { python: "    ", bash: "  ", javascript: "  ", typescript: "  " };
-const COMMENTS = { python: "#", bash: "#", javascript: "//", typescript: "//" };
 const OPENS = { python: /[:([{]\s*(?:#.*)?$/, bash: /(?:\b(?:then|do|else)|\{)\s*$/ };
 
 export class Editor {
@@ -70,7 +69,7 @@ export class Editor {
   }
 
   get unit() {
-    return UNITS[this.language] ?? "  ";
+    return LANGUAGES[this.language]?.indent ?? "  ";
   }
 
   newLine(event) {
@@ -82,7 +81,7 @@ export class Editor {
 
   comment(event) {
     event.preventDefault();
-    const mark = COMMENTS[this.language];
+    const mark = LANGUAGES[this.language]?.comment;
     if (!mark) return;
     const all = this.lines().text.split("\n").filter((line) => line.trim());
     const off = all.length > 0 && all.every((line) => line.trimStart().startsWith(mark));

@@ -1,24 +1,20 @@
 // Sheets as Jupyter notebooks (nbformat 4.5), written and read.
 
+import { LANGUAGES } from "./playground-languages.js";
+
 const LARGEST_BYTES = 64 * 1024 * 1024;
 const MOST_CELLS = 2000;
-const LANGUAGES = {
-  python: { name: "python3", title: "Python 3", extension: ".py" },
-  javascript: { name: "javascript", title: "JavaScript (Node.js)", extension: ".js" },
-  typescript: { name: "typescript", title: "TypeScript", extension: ".ts" },
-  bash: { name: "bash", title: "Bash", extension: ".sh" },
-};
 const KINDS = new Set(["code", "markdown", "raw"]);
 
 /** The notebook of a sheet; with `outputs` as they are shown. */
 export function notebookOf(sheet, { outputs = true } = {}) {
-  const { name, title, extension } = LANGUAGES[sheet.language];
+  const { kernelName, kernelTitle, extensions } = LANGUAGES[sheet.language];
   return {
     nbformat: 4,
     nbformat_minor: 5,
     metadata: {
-      kernelspec: { name, display_name: title, language: sheet.language },
-      language_info: { name: sheet.language, file_extension: extension },
+      kernelspec: { name: kernelName, display_name: kernelTitle, language: sheet.language },
+      language_info: { name: sheet.language, file_extension: `.${extensions[0]}` },
     },
     cells: sheet.cells.map((cell) => cellOf(cell, outputs)),
   };

@@ -5,6 +5,7 @@
 const { RangeError, Buffer, JSON, Object, Symbol, Set, Array, ArrayBuffer, String, Math } = globalThis;
 const util = require('util');
 
+// Written by tools/generate_tables.py.
 const BINARY = new Set(['image/png', 'image/jpeg', 'image/gif', 'image/webp', 'application/pdf']);
 const FRAME_BYTES = 48 << 20; // a frame's body stays below what the host accepts
 const RUN_FACTOR = 2; // all displays of a run together: this many times what one part may have
