@@ -285,7 +285,7 @@ def _document_blocks(result: Result, room: ContentBudget) -> Iterator[ContentBlo
         yield room.takes(len(result.pdf), "a PDF", make)
     for name, mime in DOCUMENT_FIELDS.items():
         words = getattr(result, name)
-        if isinstance(words, str) and "<table" not in words and len(words) <= MAX_EMBEDDED_CHARS:  # it was said
+        if isinstance(words, str) and "<table" not in words and len(words) <= MAX_EMBEDDED_CHARS:  # tables are text
             make = partial(embedded_block, f"sandbox://result/shown.{name}", mime, words)
             yield room.takes(len(words) * BYTES_PER_DOCUMENT_CHAR, f"some {name}", make)
 

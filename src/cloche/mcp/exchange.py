@@ -30,9 +30,9 @@ from cloche.mcp.workspace import McpWorkspace
 if TYPE_CHECKING:
     from cloche.mcp.sessions import McpSession
 
-QUIET_SECONDS = 15.0  # without an answer, after which the stream begins: what is between us may give up else
+QUIET_SECONDS = 15.0  # without an answer, after which the stream begins: a proxy in between could time out
 MAX_EVENT_BYTES = 900_000  # of an answer over a stream: clients take a mebibyte in one event
-MAX_WAITING_NOTICES = 64  # notices that nobody has read yet
+MAX_WAITING_NOTICES = 64  # unread notices
 PING_EVENT = b": ping\n\n"
 TRANSPORT_CONTEXT = TransportContext(kind="streamable-http", can_send_request=False)
 JSON_HEADER = (b"content-type", b"application/json")
@@ -89,7 +89,7 @@ class McpExchange:
         self._stirred = asyncio.Event()
         self._begun = False
 
-    # -- as Told
+    # -- as ClientChannel
 
     @property
     def wants_progress(self) -> bool:

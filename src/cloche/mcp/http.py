@@ -117,7 +117,7 @@ class McpErrorRenderer:
 
 MCP_PATH = "/mcp"
 MAX_BODY_BYTES = 32 * MIB
-MAX_INITIALIZE_BYTES = 64 * KIB  # of `initialize`: a session keeps what its client says of itself
+MAX_INITIALIZE_BYTES = 64 * KIB  # of `initialize`: a session keeps the client's description of itself
 SESSION_HEADER = "mcp-session-id"
 ALLOWED_METHODS = "GET, POST, DELETE"
 
@@ -166,7 +166,7 @@ class McpDialect:
         message = decode_message(body)
         if message.method == "initialize" and len(body) > MAX_INITIALIZE_BYTES:
             raise errors.TooLarge(
-                f"what a client says of itself has {MAX_INITIALIZE_BYTES} bytes at most, not {len(body)}"
+                f"a client's initialize message can have {MAX_INITIALIZE_BYTES} bytes at most, not {len(body)}"
             )
         sessions = await self._load_sessions()
         refusal = sessions.refusal(request, message)

@@ -43,22 +43,22 @@ PROMPTS: list[dict[str, Any]] = [
     {
         "name": "analyse_file",
         "title": "Analyse a file",
-        "description": "Look at a data file in the sandbox, and say what is in it.",
+        "description": "Inspect a data file in the sandbox, and describe its contents.",
         "arguments": [
             {"name": "path", "description": "Below /mnt/data, or absolute.", "required": True},
-            {"name": "question", "description": "What you want to know.", "required": False},
+            {"name": "question", "description": "Your question about the file.", "required": False},
         ],
     },
     {
         "name": "work_in_sandbox",
         "title": "Work in the sandbox",
         "description": "Solve a task by writing and running code in the sandbox.",
-        "arguments": [{"name": "task", "description": "What is to be done.", "required": True}],
+        "arguments": [{"name": "task", "description": "The task.", "required": True}],
     },
 ]
 PROMPT_TEXTS = {
-    "analyse_file": "Analyse the file {path} in the sandbox with run_code. Look at its kind and its first rows before "
-    "anything else, check for missing and odd values, then draw what is worth seeing, and say what you found. "
+    "analyse_file": "Analyse the file {path} in the sandbox with run_code. Check its type and its first rows before "
+    "anything else, check for missing and unusual values, then plot the interesting parts, and report your findings. "
     "{question}",
     "work_in_sandbox": "Solve this by writing and running code in the sandbox, in small steps whose results you check: "
     "{task}",
@@ -149,10 +149,10 @@ McpContext = ServerRequestContext[McpWorkspace, Any]
 LINKS_SINCE_VERSION = "2025-06-18"
 RESOURCE_NOT_FOUND = -32002
 INSTRUCTIONS = (
-    "A code interpreter: a sealed Linux sandbox of your own, made at the first call, which keeps variables and files "
+    "A code interpreter: an isolated Linux sandbox, created at the first call, which keeps variables and files "
     f"until the session ends. run_code runs {list_titles()}; files live below /mnt/data. There "
-    "is no network unless the operator allows it; install_packages installs packages where that is allowed, and "
-    "`pip list` says what is there."
+    "is no network unless the operator allows it; install_packages installs packages if that is allowed, and "
+    "`pip list` shows the installed ones."
 )
 
 

@@ -251,7 +251,7 @@ class McpSessions:
         if self._all.pop(session.id, None) is None:
             return
         self._counts[session.owner] -= 1
-        self._counts += Counter()  # forgets owners who have none
+        self._counts += Counter()  # removes owners without sessions
         watching = self._watching.pop(session.id)
         if watching is not asyncio.current_task():
             watching.cancel()

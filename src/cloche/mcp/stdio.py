@@ -44,7 +44,7 @@ class StdinReader:
         line = await self._came.get()
         self._room.release()
         if not line:
-            self._came.put_nowait("")  # for whoever asks again
+            self._came.put_nowait("")  # for the next read
             raise StopAsyncIteration
         return line
 

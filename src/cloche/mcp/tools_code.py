@@ -29,8 +29,8 @@ ContextId = Annotated[str, Meta(description="Id of a context; by default the one
 
 
 class RunCodeArguments(ToolArguments):
-    code: Annotated[str, Meta(description="The program, as it is.")]
-    language: Annotated[LanguageName | None, Meta(description="By default Python, or what the context speaks.")] = None
+    code: Annotated[str, Meta(description="The program.")]
+    language: Annotated[LanguageName | None, Meta(description="By default Python, or the context's language.")] = None
     context: Annotated[str | None, Meta(description="Id of a context; by default the language's own.")] = None
     timeout_seconds: Annotated[Seconds | None, Meta(description="By default 300.")] = None
     input: Annotated[list[str] | None, Meta(description="Lines for input(), one for each call of it.")] = None
@@ -157,7 +157,7 @@ class NoArguments(ToolArguments):
 
 
 class CreateContextArguments(ToolArguments):
-    language: Annotated[LanguageName, Meta(description="What it speaks.")] = "python"
+    language: Annotated[LanguageName, Meta(description="Its language.")] = "python"
     cwd: Annotated[str | None, Meta(description="Its working directory; by default /mnt/data.")] = None
 
 
@@ -215,13 +215,13 @@ async def remove_context(call: McpToolCall, asked: ContextArguments) -> McpToolR
 
 async def restart_context(call: McpToolCall, asked: ContextArguments) -> McpToolResult:
     await (await _find_context(call, asked.context)).restart()
-    words = f"context {asked.context} begins anew: its variables are gone, files are still there"
+    words = f"context {asked.context} was restarted: its variables are gone, files are kept"
     return McpToolResult(text_block(words), given=DoneOutput(done=True))
 
 
 async def interrupt_context(call: McpToolCall, asked: ContextArguments) -> McpToolResult:
     done = await (await _find_context(call, asked.context)).interrupt()
-    words = "what ran there was interrupted" if done else "nothing runs there"
+    words = "the code was interrupted" if done else "nothing runs there"
     return McpToolResult(text_block(words), given=DoneOutput(done=done))
 
 
@@ -257,7 +257,7 @@ def _describe_context(context: backend.BackendContext) -> ContextOutput:
 
 
 class RollbackArguments(ToolArguments):
-    checkpoint: Annotated[str, Meta(description="Id that checkpoint gave.")]
+    checkpoint: Annotated[str, Meta(description="Id returned by checkpoint.")]
     context: ContextId = "default"
 
 
@@ -274,7 +274,7 @@ async def checkpoint(call: McpToolCall, asked: ContextArguments) -> McpToolResul
 
 async def rollback(call: McpToolCall, asked: RollbackArguments) -> McpToolResult:
     await (await _find_context(call, asked.context)).rollback(asked.checkpoint)
-    words = f"context {asked.context} is as it was at {asked.checkpoint}; files are as they are now"
+    words = f"context {asked.context} has the variables of {asked.checkpoint}; files are unchanged"
     return McpToolResult(text_block(words), given=DoneOutput(done=True))
 
 
@@ -293,7 +293,7 @@ TOOLS = (
     McpTool(
         "list_contexts",
         "List contexts",
-        "Say which contexts there are: each has own variables and one language.",
+        "List the contexts: each has its own variables and one language.",
         NoArguments,
         list_contexts,
         ContextsOutput,
@@ -302,7 +302,7 @@ TOOLS = (
     McpTool(
         "create_context",
         "Create a context",
-        "Make one more context with variables of its own.",
+        "Create a context with its own variables.",
         CreateContextArguments,
         create_context,
         ContextOutput,
@@ -310,7 +310,7 @@ TOOLS = (
     McpTool(
         "remove_context",
         "Remove a context",
-        "End a context, and what runs in it.",
+        "End a context, and the code that runs in it.",
         ContextArguments,
         remove_context,
         DoneOutput,
@@ -319,7 +319,7 @@ TOOLS = (
     McpTool(
         "restart_context",
         "Restart a context",
-        "Begin anew with no variables. Files stay.",
+        "Restart a context without variables. Files are kept.",
         ContextArguments,
         restart_context,
         DoneOutput,
@@ -328,7 +328,7 @@ TOOLS = (
     McpTool(
         "interrupt_context",
         "Interrupt",
-        "Stop what another call of run_code runs in a context; its variables stay.",
+        "Interrupt the code that another call of run_code runs in a context; its variables are kept.",
         ContextArguments,
         interrupt_context,
         DoneOutput,
@@ -336,7 +336,7 @@ TOOLS = (
     McpTool(
         "list_variables",
         "List variables",
-        "Say which variables a context has, with types, shapes and previews.",
+        "List the variables of a context, with types, shapes and previews.",
         ContextArguments,
         list_variables,
         VariablesOutput,
@@ -345,7 +345,7 @@ TOOLS = (
     McpTool(
         "checkpoint",
         "Set a checkpoint",
-        "Remember a Python context's memory as it is now, for rollback.",
+        "Save the current memory of a Python context, for rollback.",
         ContextArguments,
         checkpoint,
         CheckpointOutput,
@@ -353,7 +353,7 @@ TOOLS = (
     McpTool(
         "rollback",
         "Go back to a checkpoint",
-        "Take a context's variables back to a checkpoint. Files stay.",
+        "Restore a context's variables from a checkpoint. Files are unchanged.",
         RollbackArguments,
         rollback,
         DoneOutput,

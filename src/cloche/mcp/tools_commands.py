@@ -25,14 +25,14 @@ PACKAGE_PATTERN = r"^[A-Za-z0-9@._][A-Za-z0-9@._/+\-\[\],=<>!~^* ]*$"  # of a pa
 Command = Annotated[str, Meta(description="A shell command.", min_length=1)]
 Cwd = Annotated[str | None, Meta(description="By default /mnt/data.")]
 Env = Annotated[dict[str, str] | None, Meta(description="More environment variables.")]
-ProcessId = Annotated[str, Meta(description="Id that start_process gave.")]
+ProcessId = Annotated[str, Meta(description="Id returned by start_process.")]
 
 
 class RunCommandArguments(ToolArguments):
     command: Command
     cwd: Cwd = None
     env: Env = None
-    stdin: Annotated[str | None, Meta(description="What it reads.")] = None
+    stdin: Annotated[str | None, Meta(description="Its standard input.")] = None
     timeout_seconds: Annotated[Seconds | None, Meta(description="By default 300.")] = None
 
 
@@ -173,18 +173,20 @@ class StartProcessArguments(ToolArguments):
     command: Command
     cwd: Cwd = None
     env: Env = None
-    timeout_seconds: Annotated[Seconds | None, Meta(description="By default none but the sandbox's own end.")] = None
+    timeout_seconds: Annotated[Seconds | None, Meta(description="By default none but the sandbox's end.")] = None
 
 
 class ReadProcessArguments(ToolArguments):
     process: ProcessId
-    wait_seconds: Annotated[float, Meta(ge=0, le=MAX_WAIT_SECONDS, description="For output, or its end.")] = 0.0
+    wait_seconds: Annotated[float, Meta(ge=0, le=MAX_WAIT_SECONDS, description="Wait for output, or for the end.")] = (
+        0.0
+    )
 
 
 class WriteProcessArguments(ToolArguments):
     process: ProcessId
-    text: Annotated[str, Meta(description="Goes to its stdin as it is: end a line with a newline.")] = ""
-    close: Annotated[bool, Meta(description="Whether its stdin ends after that.")] = False
+    text: Annotated[str, Meta(description="Written to its stdin unchanged: end a line with a newline.")] = ""
+    close: Annotated[bool, Meta(description="Whether to close its stdin afterwards.")] = False
 
 
 class KillProcessArguments(ToolArguments):
@@ -222,7 +224,7 @@ async def start_process(call: McpToolCall, asked: StartProcessArguments) -> McpT
         background=True,
     )
     found = call.workspace.processes.add(process, asked.command)
-    words = f"process {found.id} runs (pid {found.pid}): read_process gives what it writes"
+    words = f"process {found.id} runs (pid {found.pid}): read_process returns its output"
     return McpToolResult(text_block(words), given=OneProcessOutput(process=_process_output(found)))
 
 
@@ -281,7 +283,7 @@ TOOLS = (
     McpTool(
         "run_command",
         "Run a command",
-        "Run a shell command in the sandbox, to its end. Its exit code and output are the answer, whatever they are.",
+        "Run a shell command in the sandbox, to its end. Returns its exit code and output, also of a failure.",
         RunCommandArguments,
         run_command,
         CommandOutput,
@@ -289,7 +291,7 @@ TOOLS = (
     McpTool(
         "install_packages",
         "Install packages",
-        "Install packages from PyPI (pip) or npm into the sandbox, where its operator allows that.",
+        "Install packages from PyPI (pip) or npm into the sandbox, if its operator allows that.",
         InstallPackagesArguments,
         install_packages,
         CommandOutput,
@@ -297,7 +299,7 @@ TOOLS = (
     McpTool(
         "start_process",
         "Start a process",
-        "Start a shell command that runs beside other calls, such as a server.",
+        "Start a shell command in the background, such as a server.",
         StartProcessArguments,
         start_process,
         OneProcessOutput,
@@ -305,7 +307,7 @@ TOOLS = (
     McpTool(
         "read_process",
         "Read a process",
-        "What a process wrote since it was last asked, and whether it runs.",
+        "Return the output of a process since the last read, and whether it runs.",
         ReadProcessArguments,
         read_process,
         OneProcessOutput,
@@ -331,7 +333,7 @@ TOOLS = (
     McpTool(
         "list_processes",
         "List processes",
-        "The processes that were started here.",
+        "List the processes started by start_process.",
         NoArguments,
         list_processes,
         ProcessesOutput,

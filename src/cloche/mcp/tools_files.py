@@ -34,7 +34,7 @@ FilePath = Annotated[str, Meta(description="Absolute, or relative to /mnt/data."
 
 class ListFilesArguments(ToolArguments):
     path: Annotated[str, Meta(description="A directory.")] = "/mnt/data"
-    depth: Annotated[int, Meta(ge=1, le=20, description="How many levels.")] = 1
+    depth: Annotated[int, Meta(ge=1, le=20, description="Number of levels.")] = 1
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,13 +55,15 @@ class PathArguments(ToolArguments):
 
 class ReadFileArguments(ToolArguments):
     path: FilePath
-    offset: Annotated[int, Meta(ge=0, description="Of text: the first line that is given, from 0 on.")] = 0
-    lines: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Of text: how many; by default all.")] = None
+    offset: Annotated[int, Meta(ge=0, description="For text: the first line to return, counted from 0.")] = 0
+    lines: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="For text: their number; by default all.")] = (
+        None
+    )
 
 
 class WriteFileArguments(ToolArguments):
     path: FilePath
-    text: Annotated[str, Meta(description="All that is in the file from now on.")]
+    text: Annotated[str, Meta(description="The new content of the file.")]
 
 
 class UploadFileArguments(ToolArguments):
@@ -202,7 +204,7 @@ TOOLS = (
     McpTool(
         "write_file",
         "Write a file",
-        "Write text to a file of the sandbox; directories above it are made.",
+        "Write text to a file of the sandbox; missing parent directories are created.",
         WriteFileArguments,
         write_file,
         WrittenFileOutput,
@@ -222,7 +224,7 @@ TOOLS = (
     McpTool(
         "download_file",
         "Download a file",
-        "A file of the sandbox with its bytes as they are.",
+        "Return the bytes of a file of the sandbox.",
         PathArguments,
         download_file,
         ReadFileOutput,
@@ -240,7 +242,7 @@ TOOLS = (
     McpTool(
         "delete_file",
         "Delete a file",
-        "Remove a file, or a directory and what is in it, from the sandbox.",
+        "Remove a file, or a directory and its contents, from the sandbox.",
         PathArguments,
         delete_file,
         DoneOutput,

@@ -14,7 +14,7 @@ from cloche.mcp.tools_code import DoneOutput, NoArguments
 from cloche.model import SnapshotInfo
 from cloche.sdk import backend
 
-SandboxId = Annotated[str, Meta(description="Id of a sandbox; current is the one that is in use.", min_length=1)]
+SandboxId = Annotated[str, Meta(description="Id of a sandbox; `current` is the one in use.", min_length=1)]
 
 
 class NewSandboxArguments(ToolArguments):
@@ -28,11 +28,11 @@ class SandboxArguments(ToolArguments):
 
 
 class ForkSandboxArguments(ToolArguments):
-    use: Annotated[bool, Meta(description="Whether the copy is the one in use from now on.")] = False
+    use: Annotated[bool, Meta(description="Whether to switch to the copy.")] = False
 
 
 class MakeSnapshotArguments(ToolArguments):
-    name: Annotated[str | None, Meta(description="What it is called; it has an id in any case.")] = None
+    name: Annotated[str | None, Meta(description="An optional name; every snapshot has an id.")] = None
 
 
 class SnapshotArguments(ToolArguments):
@@ -144,7 +144,7 @@ TOOLS = (
     McpTool(
         "sandbox_info",
         "About the sandbox",
-        "Say which sandbox is in use.",
+        "Describe the sandbox in use.",
         NoArguments,
         sandbox_info,
         SandboxOutput,
@@ -153,7 +153,7 @@ TOOLS = (
     McpTool(
         "new_sandbox",
         "A new sandbox",
-        "Begin in a new, empty sandbox, or in one with a snapshot's files. The one that was in use ends.",
+        "Switch to a new, empty sandbox, or to one with a snapshot's files. The previous one ends.",
         NewSandboxArguments,
         new_sandbox,
         SandboxOutput,
@@ -162,7 +162,7 @@ TOOLS = (
     McpTool(
         "fork_sandbox",
         "Fork the sandbox",
-        "Make one more sandbox with the same files, to try something in.",
+        "Create a sandbox with the same files, to try something.",
         ForkSandboxArguments,
         fork_sandbox,
         ForkedSandboxOutput,
@@ -170,7 +170,7 @@ TOOLS = (
     McpTool(
         "use_sandbox",
         "Use another sandbox",
-        "From now on, use another sandbox of yours.",
+        "Switch to another of your sandboxes.",
         SandboxArguments,
         use_sandbox,
         SandboxOutput,
@@ -179,7 +179,7 @@ TOOLS = (
     McpTool(
         "end_sandbox",
         "End a sandbox",
-        "End a sandbox that this session has made.",
+        "End a sandbox that this session created.",
         SandboxArguments,
         end_sandbox,
         DoneOutput,
@@ -188,7 +188,7 @@ TOOLS = (
     McpTool(
         "snapshot_sandbox",
         "Take a snapshot",
-        "Keep the sandbox's files beyond its end, to begin from again.",
+        "Save the sandbox's files beyond its end, as a start for new sandboxes.",
         MakeSnapshotArguments,
         snapshot_sandbox,
         OneSnapshotOutput,
@@ -196,7 +196,7 @@ TOOLS = (
     McpTool(
         "list_snapshots",
         "List snapshots",
-        "The snapshots that you have.",
+        "List your snapshots.",
         NoArguments,
         list_snapshots,
         SnapshotsOutput,

@@ -19,7 +19,7 @@ from cloche.telemetry import log
 
 # Background processes of a session: their output is kept, within bounds, until it is read.
 
-MAX_UNREAD_CHARS = 200_000  # of one process's output that nobody has read: the oldest makes room
+MAX_UNREAD_CHARS = 200_000  # unread output of one process: the oldest is removed first
 MAX_PROCESSES = 32  # of one session
 
 

@@ -214,13 +214,15 @@ def detached_input(input: object, on_event: object, tools: object) -> list[str] 
     if on_event is not None:
         raise errors.InvalidRequest("on_event and detach do not go together: attach to the run to see its events")
     if tools is not None:
-        raise errors.InvalidRequest("tools and detach do not go together: nobody is there to answer their calls")
+        raise errors.InvalidRequest("tools and detach do not go together: a detached run has no client to answer them")
     if input is None or input is False:
         return None
     if isinstance(input, str):
         return input.splitlines()
     if not isinstance(input, (list, tuple)):
-        raise errors.InvalidRequest("with detach, input must be text or a list of lines: nobody is there to be asked")
+        raise errors.InvalidRequest(
+            "with detach, input must be text or a list of lines: no client answers a detached run"
+        )
     for line in input:
         check_input_line(line)
     return list(input)

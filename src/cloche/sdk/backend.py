@@ -397,7 +397,7 @@ def transport_to(url: str | None, api_key: str | None) -> Transport:
 
         return remote_transport(address, api_key or os.environ.get(KEY_VARIABLE) or "")
     if api_key:
-        raise errors.InvalidRequest(f"api_key is for a server: say which with url, or {URL_VARIABLE}")
+        raise errors.InvalidRequest(f"api_key requires a server: name it with url, or {URL_VARIABLE}")
     from cloche.sdk.embedded import embedded_engine
 
     return embedded_engine()

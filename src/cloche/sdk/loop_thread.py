@@ -144,7 +144,7 @@ class LoopThread:
             try:
                 loop.call_soon_threadsafe(_settle_future, future, task)
             except RuntimeError:
-                pass  # whoever asked has closed their loop meanwhile
+                pass  # the caller has closed its loop meanwhile
 
         def start() -> None:
             inner.append(self._create_task(work()))
@@ -189,7 +189,7 @@ class LoopThread:
 def _settle_future(future: asyncio.Future[T], task: asyncio.Task[T]) -> None:
     if future.done():
         if not task.cancelled():
-            task.exception()  # nobody waits any more: not worth a warning
+            task.exception()  # no caller waits any more: not worth a warning
     elif task.cancelled():
         future.cancel()
     elif (error := task.exception()) is not None:

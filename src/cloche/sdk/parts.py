@@ -332,7 +332,7 @@ class EventCursor:
         check_event_number(after)
         self._transport = transport
         self._id = id
-        self._turn = asyncio.Lock()  # whoever was called off may still be leaving when the next one comes
+        self._turn = asyncio.Lock()  # a cancelled call can still be cleaning up when the next one starts
         self._source: AsyncGenerator[list[NumberedEvent], None] | None = None
         self._taking: asyncio.Future[list[NumberedEvent]] | None = None
         self._waiting: list[NumberedEvent] = []

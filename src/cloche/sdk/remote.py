@@ -15,7 +15,7 @@ from cloche.sdk.loop_thread import LoopThread
 from cloche.sdk.remote_sandbox import RemoteRuns, RemoteSandbox, RemoteSnapshots, RemoteVolumes
 from cloche.sdk.remote_server import ServerClient
 
-KEPT_SERVERS = 16  # servers whose connections stay open without a sandbox of theirs in use here
+KEPT_SERVERS = 16  # servers to which connections stay open without a sandbox in use
 
 _CLOSED = "the connection to the server was closed"
 

@@ -295,14 +295,14 @@ class RemoteExecution:
         try:
             await self._socket.send(message)
         except errors.Unavailable:
-            pass  # whoever waits for the next event hears of it
+            pass  # the next read of an event raises it
 
     async def _answer_input(self, answers: InputAnswers, event: Input) -> None:
         try:
             message = requests.InputAnswerRequest(text=await answers.next(event))
         except StopAsyncIteration:
             message = requests.InputAnswerRequest(text=None, problem=NO_MORE_ANSWERS)
-        except Exception as error:  # noqa: BLE001 - the caller's own function, whose failure the program is told
+        except Exception as error:  # noqa: BLE001 - the caller's own function: the program gets its error
             message = requests.InputAnswerRequest(text=None, problem=answer_failure_message(error))
         await self._send_quietly(message)
 
@@ -516,7 +516,7 @@ class RemoteProcess:
         self._events.put(event, len(event.text) if isinstance(event, Output) else 0)
 
     async def _send_signal(self, number: int) -> None:
-        with contextlib.suppress(errors.ClocheError):  # it has ended; or whoever waits for its end hears of it
+        with contextlib.suppress(errors.ClocheError):  # it has ended; or the wait for its end raises it
             await self._server.ask("POST", f"{self._path}/signal", body=requests.SignalRequest(signal=number))
 
     def _send_soon(self, message: object) -> None:
@@ -527,7 +527,7 @@ class RemoteProcess:
         try:
             await self._socket.send(message)
         except errors.Unavailable:
-            pass  # whoever waits for its end hears of it
+            pass  # the wait for its end raises it
 
     def _start_task(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

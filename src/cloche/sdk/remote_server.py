@@ -135,7 +135,7 @@ class ServerClient:
             "compression": None,
             "max_size": MAX_MESSAGE_BYTES,
             "open_timeout": CONNECT_SECONDS,
-            "ping_timeout": None,  # the answer waits behind what a slow reader has not taken yet
+            "ping_timeout": None,  # the pong waits behind data that a slow reader has not read yet
         }
         if self._address.socket is not None:
             how.update(unix=True, path=self._address.socket)

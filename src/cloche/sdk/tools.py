@@ -136,9 +136,9 @@ class Toolbox:
                     asyncio.run_coroutine_threadsafe(_await_function(function, call), self._loop)
                 )
             return await self._run_in_thread(partial(_call_function, function, call))
-        except BaseException as error:  # what ends the caller's loop or task, say, or that loop has ended
+        except BaseException as error:  # the end of the caller's loop or task, or that loop has ended
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # it is this call that nobody waits for any more
+            if task is not None and task.cancelling():  # this call was cancelled
                 raise
             return _failure_result(call, error)
 
@@ -149,7 +149,7 @@ class Toolbox:
 
     def _run_in_thread(self, work: Callable[[], ToolResult]) -> Awaitable[ToolResult]:
         if self._threads is None:
-            # Of its own: a function may use the sandbox, and what that needs threads for must not wait for these.
+            # A separate pool: a function can use the sandbox, and its threads must not wait for these.
             self._threads = ThreadPoolExecutor(TOOL_THREADS, "cloche-tool")
         return asyncio.get_running_loop().run_in_executor(self._threads, self._context.copy().run, work)
 
@@ -273,7 +273,7 @@ def _call_function(function: Function, call: ToolCall) -> ToolResult:
     """
     try:
         return _success_result(call, function(**call.input))
-    except BaseException as error:  # noqa: BLE001 - the caller's own function, whose failure the program is told
+    except BaseException as error:  # noqa: BLE001 - the caller's own function: the program gets its error
         return _failure_result(call, error)
 
 
