@@ -34,9 +34,9 @@ from cloche.telemetry import log
 
 RESET_NOTE = (
     "The container of this conversation has expired and was replaced: variables, and files that are not listed, are "
-    "lost. Load and define again what you need."
+    "lost. Load and define them again as needed."
 )
-MAX_NOTED_FILES = 100  # files that the model is told of
+MAX_NOTED_FILES = 100  # files that are reported to the model
 
 
 class TurnContainer:
@@ -68,11 +68,11 @@ class TurnContainer:
         self._previous: str | None = None  # the sandbox of the container that is replaced
         self._attachments = Attachments()
         self._paths: dict[str, str] = {}  # of attachments, by their origin; theirs before they are there
-        self._sizes: dict[str, int] = {}  # of the files that the model is told of, by path
+        self._sizes: dict[str, int] = {}  # of the files reported to the model, by path
         self._told = False
-        self._moved: list[str] = []  # where files are, of which the model was told something else
+        self._moved: list[str] = []  # files whose path differs from the one reported to the model
         self._entered = False
-        self._network = NetworkPolicy()  # what code may reach
+        self._network = NetworkPolicy()  # of the code
         self.reset = False  # whether the conversation's container was replaced, since it had expired
 
     async def prepare(self) -> None:
@@ -332,7 +332,7 @@ def _file_citation(file: StoredContainerFile) -> Item:
 # Citations of a container's files: files that a message links, and pictures that code has shown.
 
 MAX_CITATIONS = 100
-MAX_LINK_CANDIDATES = 4  # of one link: names may have blanks and brackets, and so may what follows them
+MAX_LINK_CANDIDATES = 4  # of one link: names can contain blanks and brackets, and so can the text after them
 MAX_LINK_LENGTH = 1024
 
 _LINK_START = re.compile(r"sandbox:(?=/mnt/data/)")

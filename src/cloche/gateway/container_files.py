@@ -36,7 +36,7 @@ from cloche.telemetry import log
 DATA_DIRECTORY = "/mnt/data/"
 MAX_DATA_DEPTH = 16
 MAX_LISTED_FILES = 5000
-_NOT_UTF8 = re.compile(r"\\udc[89a-f][0-9a-f]")  # how such bytes of a name are shown: nobody could ask for that file
+_NOT_UTF8 = re.compile(r"\\udc[89a-f][0-9a-f]")  # how such bytes of a name are shown: no client could request that file
 
 
 async def find_regular_file(sandbox: Sandbox, path: str) -> FileInfo | None:
@@ -70,7 +70,7 @@ async def reserve_name(sandbox: Sandbox, name: str, reserved: set[str]) -> str:
     taken: set[str] = set()
     while True:
         free = find_free_name(name, taken | reserved)
-        reserved.add(free)  # before looking: somebody else may ask meanwhile
+        reserved.add(free)  # before the await: another request can come meanwhile
         try:
             if not await sandbox.files.exists(DATA_DIRECTORY + free):
                 return free
@@ -110,10 +110,10 @@ class ContainerStorageLimit:
 
         `instead_of` is the id of the file to be replaced.
         """
-        if not 0 <= size <= MAX_KEPT_FILE_BYTES:  # a sandbox says what it likes
+        if not 0 <= size <= MAX_KEPT_FILE_BYTES:  # a sandbox's answer is not trusted
             return False
         with contextlib.ExitStack() as taken:
-            self._count_bytes(sandbox, size)  # before looking: somebody else may ask meanwhile
+            self._count_bytes(sandbox, size)  # before the await: another request can come meanwhile
             taken.callback(self.release, sandbox, size)
             owner = sandbox.spec.owner
             of_owner, of_sandbox = await self._rows.kept_bytes(owner, sandbox.id, without=instead_of)
@@ -172,7 +172,7 @@ class ContainerFiles:
         self._looking: set[str] = set()  # sandboxes in which that is about to begin
         self._reserved: dict[str, set[str]] = {}  # names of files that are being written, by sandbox
 
-    # -- what there is
+    # -- listing
 
     async def list(self, container: Container) -> list[StoredContainerFile]:
         """Lists all files, the oldest first. Raises FileError if there are too many."""
@@ -225,7 +225,7 @@ class ContainerFiles:
         opened = await container.sandbox.files.open(file.path)
         return opened.size_bytes, opened.until_read()
 
-    # -- what comes in
+    # -- uploads
 
     @contextlib.asynccontextmanager
     async def reserve_path(self, container: Container, name: str) -> AsyncGenerator[str, None]:
@@ -253,7 +253,7 @@ class ContainerFiles:
     def _release_names(self, sandbox: str, names: set[str]) -> None:
         reserved = self._reserved.get(sandbox)
         if reserved is None:
-            return  # somebody else was the last who had a name
+            return  # another request has released the last name
         reserved -= names
         if not reserved:
             del self._reserved[sandbox]
@@ -327,7 +327,7 @@ class ContainerFiles:
         await self._blobs.link(old.id, row.id)
         return await self._put_row(msgspec.structs.replace(row, origin=old.origin, bytes=old.bytes), kept=True)
 
-    # -- what is cited
+    # -- citations
 
     async def cite(self, container: Container, path: str) -> StoredContainerFile | None:
         """Returns the file at that path and keeps it from now on; None if there is no such file. Raises Gone."""
@@ -361,7 +361,7 @@ class ContainerFiles:
                 return None
             return (await self._rows.register([row]))[0]
 
-    # -- what goes
+    # -- removal
 
     async def remove(self, container: Container, file: StoredContainerFile) -> None:
         """Removes the file and its row. Raises the errors of removing."""
@@ -388,9 +388,9 @@ class ContainerFiles:
 
     async def _refresh_changed(self, sandbox: Sandbox) -> None:
         try:
-            await asyncio.sleep(REFRESH_DELAY_SECONDS)  # the turn goes on first, and often with more code
+            await asyncio.sleep(REFRESH_DELAY_SECONDS)  # the turn continues first, and often with more code
             rows = await self._rows.list_by_sandbox(sandbox.spec.owner, sandbox.id)
-            self._looking.discard(sandbox.id)  # whoever runs code from here on is not seen any more
+            self._looking.discard(sandbox.id)  # changes by code that starts after this are not seen
             for row in [row for row in rows if row.kept and not row.shown][:MAX_REFRESHED_FILES]:
                 await self._refresh_file(sandbox, row)
         except (errors.ClocheError, OSError, sqlite3.Error) as error:
@@ -401,7 +401,7 @@ class ContainerFiles:
     async def _refresh_file(self, sandbox: Sandbox, row: StoredContainerFile) -> None:
         info = await find_regular_file(sandbox, row.path)
         if info is None:
-            sandbox.check_running()  # what is not there since all has ended was not removed
+            sandbox.check_running()  # files that are missing because the sandbox ended were not removed
             await self._rows.lose([row])
         elif _has_changed(row, info) and (
             info.size_bytes > MAX_REFRESHED_BYTES or not await self._keep_content(sandbox, row, info)

@@ -24,9 +24,9 @@ from cloche.store.base import SHUT_DOWN_REASON
 
 # A container's network policy: its description for the model, and its label that outlives the container.
 
-NETWORK_LABEL = "openai.network"  # in a sandbox's metadata: the hosts that were asked for, never a secret
+NETWORK_LABEL = "openai.network"  # in a sandbox's metadata: the requested hosts, never a secret
 MAX_LABEL_LENGTH = 8 * KIB  # the metadata of a sandbox may have twice that
-MAX_DESCRIBED_HOSTS = 30  # hosts that a model is told of
+MAX_DESCRIBED_HOSTS = 30  # hosts that are listed for a model
 
 
 def allowed_hosts(policy: NetworkPolicy) -> tuple[str, ...]:
@@ -237,7 +237,7 @@ class Containers:
     async def of_session(self, owner: str, wishes: ContainerOptions) -> tuple[Container, bool]:
         """Returns the session's container, and whether it was made now. Concurrent callers get the same one."""
         assert wishes.session is not None
-        lock = self._sessions.setdefault((owner, wishes.session), asyncio.Lock())  # there while somebody holds it
+        lock = self._sessions.setdefault((owner, wishes.session), asyncio.Lock())  # exists while a request holds it
         async with lock:
             alive = await self.find_live_in_session(owner, wishes.session)
             return (alive, False) if alive is not None else (await self.create(owner, wishes), True)
@@ -254,7 +254,7 @@ class Containers:
         ended = await self._engine.history(owner, SESSION, session, limit=1)
         return CONTAINER_ID_PREFIX + ended[0].id if ended else None
 
-    # -- what they may reach
+    # -- network policies
 
     def check_network(self, policy: NetworkPolicy) -> None:
         """Raises InvalidContainerOption for a policy that the operator of this host allows to no owner."""
@@ -300,7 +300,7 @@ class Containers:
         if policy is None:
             yield
             return
-        lock = self._policies.setdefault(container.sandbox.id, asyncio.Lock())  # there while somebody holds it
+        lock = self._policies.setdefault(container.sandbox.id, asyncio.Lock())  # exists while a request holds it
         async with lock:
             await self._set_network(container.sandbox, policy)
             yield
@@ -404,7 +404,7 @@ DEFAULT_NAME = "file"
 def sanitize_file_name(name: str) -> str:
     """Returns the name for /mnt/data: never a path, never hidden, never longer than a file system takes."""
     last = name.replace("\\", "/").rpartition("/")[2]
-    # Cc: control characters, NUL among them; Cf: what turns text around; Cs: halves of surrogates
+    # Cc: control characters, NUL among them; Cf: marks of text direction; Cs: halves of surrogates
     visible = "".join(each for each in last if unicodedata.category(each) not in ("Cc", "Cf", "Cs", "Zl", "Zp"))
     return _shorten_name(visible.strip().lstrip(".").strip() or DEFAULT_NAME)
 

@@ -68,8 +68,8 @@ class BackgroundTasks:
     """Owns tasks without a waiting caller, and cancels them when the server stops."""
 
     def __init__(self) -> None:
-        self._tasks: dict[asyncio.Task[None], str] = {}  # with whose each is
-        self.closing = False  # whether whoever is cancelled is so because the server stops
+        self._tasks: dict[asyncio.Task[None], str] = {}  # with the owner of each
+        self.closing = False  # whether a cancellation is caused by the server's stop
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task, who = asyncio.create_task(work), current_principal()

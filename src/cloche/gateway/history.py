@@ -21,7 +21,7 @@ NOT_RETAINED = "(output not retained)"
 INTERRUPTED = "(interrupted: there is no output)"
 NO_OUTPUT = "(no output)"
 
-_OWN_CALL_MARK = "cloche.code"  # on calls of ours, in what is kept; no upstream ever sees it
+_OWN_CALL_MARK = "cloche.code"  # on calls of the code tool, in stored items; no upstream ever sees it
 _MAX_CALL_ID = 64  # characters; OpenAI takes no more
 
 

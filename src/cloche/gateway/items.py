@@ -40,7 +40,7 @@ _PREFIXES = {
     "shell_call_output": "sho_",
     "apply_patch_call": "apc_",
 }
-_ID_MARK = "c10c4e"  # at the beginning of every id of ours, by which they are told from an upstream's
+_ID_MARK = "c10c4e"  # at the beginning of every id of this server, to distinguish it from an upstream's
 
 
 def new_item_id(kind: str) -> str:
@@ -120,7 +120,7 @@ class CodeArgumentParser:
 
     def __init__(self) -> None:
         self._raw: list[str] = []
-        self._head = ""  # what came before the code's string began, each run of blanks as one
+        self._head = ""  # the text before the code's string, each run of blanks as one
         self._pending = ""  # an escape that is not whole
         self._held: list[str] = []  # code that may be a fence
         self._start = ""  # the first letters of the code that are not blank, as many as a fence has

@@ -25,7 +25,7 @@ MAX_TURN_PICTURES = 50
 MAX_PICTURE_BYTES = 5 * MIB  # of one
 MAX_TURN_PICTURE_BYTES = 20 * MIB
 
-_SIGNATURES = {mime: re.compile(signature) for mime, signature in SIGNATURES.items()}  # of what models can see
+_SIGNATURES = {mime: re.compile(signature) for mime, signature in SIGNATURES.items()}  # that models accept
 
 
 class Picture(Struct):
@@ -186,7 +186,7 @@ class ExecutionOutputs:
         self._tail_bytes = min(max_bytes // 2, MAX_TAIL_BYTES)
         self._room = self._left = max_bytes - self._tail_bytes
         self._shown: list[OutputText | Picture] = []
-        self._tail: OutputTail | None = None  # of what had no room
+        self._tail: OutputTail | None = None  # of output over the limit
         self._ids: dict[str, int] = {}
         self._clear_next = False
 
@@ -270,7 +270,7 @@ class ExecutionOutputs:
         *before, last = entries or [""]
         return [*before, last + self._tail.whole] if isinstance(last, str) else [*before, last, self._tail.whole]
 
-    # -- what is shown
+    # -- displays
 
     def _add_display(self, event: Display) -> None:
         shown = _pick_display(event.data)

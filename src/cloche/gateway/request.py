@@ -17,7 +17,7 @@ class CodeTool(Struct):
     container: str | None = None  # explicit: "cntr_.."
     file_ids: tuple[str, ...] = ()
     memory: MemoryTier | None = None
-    network: NetworkPolicy | None = None  # None: nothing is said about it
+    network: NetworkPolicy | None = None  # None: the request has none
     session: str | None = None  # of chats: the container of that session, made at its first use
 
 
@@ -26,7 +26,7 @@ class TurnRequest(Struct):
 
     model: str
     items: list[Item]  # the new input; `history` comes before it
-    history: list[Item] = []  # the transcript of what went before, as an upstream is shown it
+    history: list[Item] = []  # the earlier transcript, in the form for an upstream
     instructions: str | None = None
     code: CodeTool | None = None
     known_container: str | None = None  # the one that the conversation used last

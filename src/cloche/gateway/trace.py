@@ -22,7 +22,7 @@ from cloche.model import KIB, new_id
 from cloche.store.gateway import StepKind, StepRecord
 
 CAPTURED_BYTES = 64 * KIB  # of each: code, output, prompt
-LEFT_OUTCOME = "left"  # the outcome of what somebody stopped waiting for
+LEFT_OUTCOME = "left"  # the outcome of a step whose caller stopped waiting
 INTERNAL_OUTCOME = "internal_error"
 MAX_TOKEN_COUNT = 1 << 40
 MAX_RECORDED_CONTAINERS = 20  # that a request's own record names
@@ -72,7 +72,7 @@ class StepInProgress:
             self.outcome = error.code
         elif self.outcome == "ok":
             self.outcome = INTERNAL_OUTCOME if isinstance(error, Exception) else LEFT_OUTCOME
-        cause = getattr(error, "error", error)  # what a dialect wraps
+        cause = getattr(error, "error", error)  # unwraps an error of a dialect
         if isinstance(cause, errors.UpstreamFailed):
             self.fields.update(upstream_status=cause.status, error=_safe_code(cause.reason) or _safe_code(cause.kind))
 

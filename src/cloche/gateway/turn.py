@@ -116,7 +116,7 @@ class ParallelCallSplitter:
 
     def __init__(self, tools: Iterable[Item]):
         self._offered = {tool.get("name") for tool in tools}
-        self._numbers: dict[int, int] = {}  # of items, as they came -> as they are said
+        self._numbers: dict[int, int] = {}  # of items: number from the upstream -> number sent to the client
         self._count = 0
         self._held: set[int] = set()
 
@@ -178,8 +178,8 @@ def _parse_wrapped_calls(arguments: Any, offered: set[Any]) -> list[tuple[str, s
 
 
 NOT_RUN_OUTPUT = "Not run: this response has used all of its code calls. Answer with what you have."
-MIN_CALL_TOKENS = 16  # with fewer, a model is not asked again
-MAX_STUBBORN_CALLS = 2  # in which a model may still call code that may not run, before it is asked no more
+MIN_CALL_TOKENS = 16  # with fewer left, the model is not called again
+MAX_STUBBORN_CALLS = 2  # in which a model can still call code over the limit, before the turn ends
 
 
 class Turn:
@@ -246,7 +246,7 @@ class Turn:
         most = self._asked.max_output_tokens
         return most is not None and most - self.tokens.output < MIN_CALL_TOKENS
 
-    # -- what a leg needs
+    # -- preparation of a model call
 
     def call(self) -> ModelCall:
         """Returns the next model call."""
@@ -367,7 +367,7 @@ class _ModelCallStream:
         self._item: Item = {}  # the open one, as the client sees it
         self._index = 0
         self._reading: CodeArgumentParser | None = None  # of the code call that is open
-        self._held: Item | None = None  # a message that is whole; whether it is the last is seen by what follows
+        self._held: Item | None = None  # a complete message; the next item decides whether it is the last
         self._ignoring = False
         self._results: list[Item] = []
         self._has_calls_for_client = False

@@ -145,7 +145,7 @@ class ChatCallItem:
     def _emit_pieces(self) -> Iterator[TurnEvent]:
         waiting, self._waiting = self._waiting, []
         if self._is_custom and not self._raw_input:
-            return  # its input is inside of JSON; it is told whole, at the end
+            return  # its input is inside of JSON; it is sent as a whole, at the end
         kind: DeltaKind = "custom" if self._is_custom else "arguments"
         for piece in waiting:
             yield ItemDelta(index=self.index, kind=kind, text=piece)
@@ -183,7 +183,7 @@ def extract_custom_input(arguments: str) -> str:
 
 
 MAX_CHAT_CALLS = 128
-MAX_CHAT_CHARACTERS = 32 * 1024 * 1024  # of everything that is said in one leg
+MAX_CHAT_CHARACTERS = 32 * 1024 * 1024  # of all text in one model call
 
 INCOMPLETE_REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 FAILED_FINISH_REASONS = frozenset({"error", "insufficient_system_resource"})
@@ -197,7 +197,7 @@ class ChatStreamParser:
         self._secret = secret
         self._items = 0
         self._characters = 0
-        self._speech: ChatMessageItem | ChatReasoningItem | None = None  # the one that is being said
+        self._speech: ChatMessageItem | ChatReasoningItem | None = None  # the item that is being streamed
         self._calls: list[ChatCallItem] = []
         self._by_index: dict[Any, ChatCallItem] = {}
         self._finish: str | None = None
@@ -235,7 +235,7 @@ class ChatStreamParser:
             service_tier=self._service_tier,
         )
 
-    # -- around what is said
+    # -- start and end
 
     def _note_metadata(self, chunk: dict[str, Any]) -> None:
         usage = chunk.get("usage")
@@ -262,7 +262,7 @@ class ChatStreamParser:
         self._items += 1
         return self._items - 1
 
-    # -- what is said
+    # -- content
 
     def _feed_delta(self, delta: dict[str, Any], logprobs: list[Any]) -> Iterator[TurnEvent]:
         thought, content = _split_reasoning(delta)

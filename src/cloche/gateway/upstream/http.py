@@ -74,8 +74,8 @@ T = TypeVar("T")
 
 MIN_ANSWER_SECONDS = 3600.0
 ANSWER_TIMEOUTS = 6  # of a server that may be silent for long
-END_SECONDS = 0.2  # for the end of a stream in which all was said: then its connection can be used again
-USAGE_SECONDS = 2.0  # for what follows the last word, and need not come
+END_SECONDS = 0.2  # for the end of a complete stream: then its connection can be used again
+USAGE_SECONDS = 2.0  # for the optional chunk with usage after the last text
 
 
 class AnswerDeadline:
@@ -152,7 +152,7 @@ MAX_WHOLE_BYTES = 64 * MIB  # of an answer that is not streamed
 MAX_ERROR_BYTES = 64 * 1024
 ERROR_SECONDS = 5.0  # for the body of an error
 MAX_SNIFFED_PIECES = 16  # pieces of an answer that may be blank before it is taken for a whole one
-MAX_MESSAGE_LENGTH = 500  # characters of what an upstream says that a client is shown
+MAX_MESSAGE_LENGTH = 500  # characters of an upstream's message that a client gets
 
 CREDENTIAL_STATUSES = frozenset({401, 402, 403, 407})
 """What an upstream answers to a key of ours that is wrong, or to an account that is empty: no client can mend it."""
@@ -281,7 +281,7 @@ class UpstreamResponse:
 
     def __init__(self, response: httpx2.Response | ClientResponse):
         self._pieces = response.aiter_bytes()
-        self._begun = b""  # what was looked at
+        self._begun = b""  # the inspected prefix
         self.is_stream = "text/event-stream" in response.headers.get("content-type", "").lower()
 
     async def look(self) -> None:
@@ -462,7 +462,7 @@ _FAILURE_MEANINGS: dict[type[Exception], tuple[int, str]] = {
     httpx2.ConnectTimeout: (504, "took too long to be connected"),
     httpx2.TimeoutException: (504, "took too long to answer"),
     httpx2.ConnectError: (502, "cannot be reached"),
-    httpx2.DecodingError: (502, "answered in an encoding that was not asked for"),
+    httpx2.DecodingError: (502, "answered in an encoding that was not requested"),
     httpx2.ProxyError: (502, "cannot be reached through the proxy"),
     httpx2.HTTPError: (502, "broke the connection off"),
 }

@@ -167,7 +167,7 @@ class ClientResponse:
             for each in _decompress_piece(decoder, piece):
                 yield each
             if decoder.eof:
-                return  # it would collect what comes after its end
+                return  # it would collect data after its end
         if decoder is not None and not decoder.eof:
             raise httpx2.DecodingError("compressed, and cut off")
 
@@ -227,7 +227,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._awaits_response or self._is_complete:
-            self._end_connection(httpx2.RemoteProtocolError("the server spoke without being asked"))
+            self._end_connection(httpx2.RemoteProtocolError("the server sent data without a request"))
             return
         self.has_response_data = True
         self._bytes_without_body += len(data)

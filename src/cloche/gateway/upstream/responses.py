@@ -234,7 +234,7 @@ def _next_variant(way: _RequestVariant, error: errors.UpstreamFailed) -> _Reques
     if way.encrypted and _is_about_include(error):
         return replace(way, encrypted=False)  # a model that does not reason, or a server that does not know the word
     if way.reasoning and error.reason == "invalid_encrypted_content":
-        return replace(way, reasoning=False)  # what another server's model has thought
+        return replace(way, reasoning=False)  # reasoning of another server's model
     return None
 
 

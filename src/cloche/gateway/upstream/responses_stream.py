@@ -35,7 +35,7 @@ CALL_TEXT_FIELDS = {"function_call": "arguments", "custom_tool_call": "input"}
 
 def invalid_stream_error(what: str) -> errors.UpstreamFailed:
     """Returns the error for an event that no valid Responses server sends."""
-    return errors.UpstreamFailed(f"The model's server sent a stream that makes no sense: {what}", reason="server_error")
+    return errors.UpstreamFailed(f"The model's server sent an invalid stream: {what}", reason="server_error")
 
 
 def check_item(item: Any) -> Item:
@@ -43,9 +43,9 @@ def check_item(item: Any) -> Item:
     if not isinstance(item, dict) or not isinstance(item.get("type"), str):
         raise invalid_stream_error("an item without a type")
     if item["type"] == "code_interpreter_call":
-        # Nobody asked for that: code runs in our sandboxes, and what ran elsewhere is not passed off as ours.
+        # Not requested: code runs in Cloche's sandboxes, and code that ran elsewhere must not look as if it did.
         raise errors.UpstreamFailed(
-            "The model's server ran code in a container of its own, which it was not asked to do",
+            "The model's server ran code in a container of its own, which was not requested",
             reason="server_error",
         )
     return item
@@ -196,7 +196,7 @@ _PASSED_EVENTS: dict[str, tuple[str, ...]] = {  # type of an item -> the events 
     "compaction": ("compaction.compacting",),
 }
 _ITEM_OF_PASSED = {f"response.{event}": kind for kind, events in _PASSED_EVENTS.items() for event in events}
-# Strict clients refuse a stream with events that they do not know. What those say is in the whole item too.
+# Strict clients refuse a stream with events that they do not know. Their content is in the complete item too.
 
 _NOT_PASSED = frozenset({"sequence_number", "obfuscation", "response_id", "item_id", "output_index"})
 
@@ -304,7 +304,7 @@ class ResponsesStreamParser:
             if index not in self._indices and _item_id(check_item(item)) not in self._ids:
                 yield from self._add_whole_item(item, index)
 
-    # -- what comes between
+    # -- events between start and end
 
     def _on_delta(self, event: ResponsesEvent, kind: DeltaKind, item_type: str, part_type: str) -> Iterator[TurnEvent]:
         growing = self._require_item(event, item_type)
@@ -448,7 +448,7 @@ class _GrowingItem:
 def _stream_failure(error: Any, secret: str) -> errors.UpstreamFailed:
     """Converts an upstream's error, of a stream or of a response."""
     said = dict(_as_object(error))
-    if said.get("type") == "error":  # that of the event: what went wrong is in it, not below `error`
+    if said.get("type") == "error":  # the type of the event: the failure is in it, not below `error`
         said.pop("type")
     said["code"] = said.get("code") or "server_error"
     return to_upstream_failure(said, status=_STATUS_OF_CODE.get(str(said["code"]), 502), secret=secret)
