@@ -21,7 +21,7 @@ from cloche import cli, errors
 from cloche.cli.key import parse_expiry
 from cloche.config.sections import Quota
 from cloche.engine.instance import Instance, find_instance_pid
-from cloche.engine.quotas.usage import QuotaAccount
+from cloche.engine.quotas.quotas import QuotaAccount
 from cloche.store.database import explain_unusable
 from cloche.store.migrations import MIGRATIONS
 

@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 
-from cloche.engine.executions import kernel_frames
+from cloche.engine.executions import kernel
 from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Display, Truncated
@@ -156,9 +156,9 @@ JSONS = {
 @pytest.mark.parametrize("kind", JSONS)
 async def test_what_json_takes_in_memory_is_never_underrated(kind: str):
     content = JSONS[kind]
-    rated = kernel_frames.estimate_parsed_bytes([["application/json", len(content)]], content)
+    rated = kernel.estimate_parsed_bytes([["application/json", len(content)]], content)
     tracemalloc.start()
-    parsed = kernel_frames.decode_part("application/json", content)
+    parsed = kernel.decode_part("application/json", content)
     used, _peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert parsed and used <= rated + 4096

@@ -19,8 +19,7 @@ from cloche.engine.builds.build import BuildPlan, BuildStep
 from cloche.engine.engine import Engine
 from cloche.engine.principal import set_current_principal
 from cloche.engine.quotas import quotas
-from cloche.engine.quotas.quotas import SLOW_CPUS
-from cloche.engine.quotas.usage import OwnerUsage, SlidingWindow
+from cloche.engine.quotas.quotas import SLOW_CPUS, OwnerUsage, SlidingWindow
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.linux import cgroups
 from cloche.model import GIB, MIB, Limits, Principal, SandboxSpec, new_id

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloche.engine.executions import kernel_frames
+from cloche.engine.executions import kernel
 from cloche.engine.executions.kernel import MarkedStream
 from cloche.engine.executions.streams import OutputLimiter
 from cloche.event_queue import HIGH_WATER_BYTES, EventQueue
@@ -158,23 +158,23 @@ HEADERS = st.dictionaries(
 @given(HEADERS, st.binary(max_size=20))
 @settings(max_examples=300, deadline=None)
 def test_no_frame_makes_more_than_an_event_or_a_protocol_error(header: dict, body: bytes):
-    for make in (kernel_frames.parse_display, kernel_frames.parse_raised):
+    for make in (kernel.parse_display, kernel.parse_raised):
         try:
             make(header, body)
         except wire.WireError:
             pass
-    for make_from_header in (kernel_frames.parse_input, kernel_frames.parse_wrote, kernel_frames.parse_cleared):
+    for make_from_header in (kernel.parse_input, kernel.parse_wrote, kernel.parse_cleared):
         try:
             make_from_header(header)
         except wire.WireError:
             pass
-    assert kernel_frames.number_field(header, "cpu") >= 0
+    assert kernel.number_field(header, "cpu") >= 0
 
 
 def test_parts_of_a_bundle_are_what_their_type_says():
     parts = [("text/plain", b"a\xff"), ("image/png", b"\x89PNG"), ("application/vnd.x+json", b'{"a": [1]}')]
     header = {"parts": [[mime, len(content)] for mime, content in parts], "main": True}
-    event = kernel_frames.parse_display(header, b"".join(content for _mime, content in parts))
+    event = kernel.parse_display(header, b"".join(content for _mime, content in parts))
     assert event.data == {"text/plain": "a�", "image/png": b"\x89PNG", "application/vnd.x+json": {"a": [1]}}
 
 

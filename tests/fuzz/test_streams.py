@@ -19,7 +19,7 @@ from cloche.egress import client_hello, http1
 from cloche.egress.packages import npm, pypi
 from cloche.egress.packages.upstream import UpstreamError
 from cloche.egress.streams import EgressRefusal
-from cloche.engine.executions import kernel_frames, variables
+from cloche.engine.executions import kernel, variables
 from cloche.engine.sandboxes import files
 from cloche.gateway.upstream import sse
 from cloche.guest import wire
@@ -176,12 +176,12 @@ def event_frame(body: bytes) -> None:
     if not isinstance(header, dict):
         return
     for decode in (
-        lambda: kernel_frames.parse_display(header, b'"1"{"a":1}'),
-        lambda: kernel_frames.parse_raised(header, b"traceback"),
-        lambda: kernel_frames.parse_wrote(header),
-        lambda: kernel_frames.parse_input(header),
-        lambda: kernel_frames.parse_cleared(header),
-        lambda: (kernel_frames.number_field(header, "id"), kernel_frames.exit_code_field(header)),
+        lambda: kernel.parse_display(header, b'"1"{"a":1}'),
+        lambda: kernel.parse_raised(header, b"traceback"),
+        lambda: kernel.parse_wrote(header),
+        lambda: kernel.parse_input(header),
+        lambda: kernel.parse_cleared(header),
+        lambda: (kernel.number_field(header, "id"), kernel.exit_code_field(header)),
     ):
         try:
             decode()

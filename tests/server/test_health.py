@@ -12,8 +12,8 @@ import httpx2
 from e2b_code_interpreter import Sandbox
 from tests.conftest import serving, wait_until
 
-from cloche.engine.operations.counters import EngineCounters
 from cloche.engine.operations.health import Health
+from cloche.engine.operations.metrics import EngineCounters
 
 
 def kill_nurseries(server_pid: int) -> None:

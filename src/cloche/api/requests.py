@@ -23,8 +23,7 @@ from cloche.api.auth import (
 from cloche.api.http import CUT_OFF_STATE, REQUEST_ID_HEADER, request_id_of
 from cloche.engine.operations.audit import NO_PRINCIPAL, AuditLog
 from cloche.engine.principal import current_principal, set_current_principal
-from cloche.engine.quotas.quotas import Quotas
-from cloche.engine.quotas.usage import QuotaRate
+from cloche.engine.quotas.quotas import QuotaRate, Quotas
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Principal
 from cloche.telemetry import Histogram, log

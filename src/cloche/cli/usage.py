@@ -11,7 +11,7 @@ from cloche.cli import load_command_config
 from cloche.cli.control import control_sockets, no_server_error, open_client, request_json
 from cloche.cli.names import parse_owner_option, unknown_owner_error
 from cloche.cli.ps import print_table, printable_text
-from cloche.engine.quotas.usage import OwnerUsage
+from cloche.engine.quotas.quotas import OwnerUsage
 from cloche.model import GIB, KIB, MIB
 
 _COLUMNS = ("OWNER", "SANDBOXES", "MEMORY", "EXECUTIONS/MIN", "IN ALL", "CPU S/HOUR", "IN ALL", "STORED")

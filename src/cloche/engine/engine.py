@@ -17,8 +17,8 @@ from cloche.engine.builds.builds import Builds, EngineFunctions
 from cloche.engine.executions.runs import DetachedRuns
 from cloche.engine.instance import CONTROL_SOCKET, Instance
 from cloche.engine.operations.audit import AuditLog
-from cloche.engine.operations.counters import EngineCounters
 from cloche.engine.operations.lifecycle_log import LifecycleLog
+from cloche.engine.operations.metrics import EngineCounters
 from cloche.engine.pauses.images import SandboxImages
 from cloche.engine.pauses.pause import Pauses
 from cloche.engine.pauses.snapshots import SnapshotRegistry, is_snapshot_id

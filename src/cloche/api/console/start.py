@@ -15,7 +15,7 @@ from cloche.api.console.context import ConsoleContext, ConsolePage, ConsoleVisit
 from cloche.api.console.health import explain_verdict, failing_parts
 from cloche.api.console.keys import quota_meter
 from cloche.config import Config
-from cloche.engine.quotas.usage import OwnerUsage
+from cloche.engine.quotas.quotas import OwnerUsage
 
 # Snippets that connect clients to this server. They never contain a key: users insert their own.
 

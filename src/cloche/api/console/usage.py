@@ -12,7 +12,7 @@ from cloche.api.console import format
 from cloche.api.console.context import ConsoleContext, ConsolePage, ConsoleVisitor, is_partial
 from cloche.api.console.keys import QuotaMeter, quota_meter
 from cloche.config.sections import KeyQuota
-from cloche.engine.quotas.usage import KeyUsage, OwnerUsage, UsageAmounts
+from cloche.engine.quotas.quotas import KeyUsage, OwnerUsage, UsageAmounts
 from cloche.store.quotas import SpentUsage
 
 WIDTH, HEIGHT = 240, 40  # of a chart, in its own units

@@ -21,7 +21,7 @@ from cloche.api.native.sandboxes import (
 )
 from cloche.api.native.server import NativeLogs, NativeServer
 from cloche.api.native.sockets import SocketHandler
-from cloche.engine.quotas.usage import OwnerUsage
+from cloche.engine.quotas.quotas import OwnerUsage
 from cloche.events import ProcessResult, RunInfo
 from cloche.model import FileInfo, Mark, Principal, ProcessInfo, SandboxInfo, SnapshotInfo, VolumeInfo
 from cloche.protocol import requests, responses

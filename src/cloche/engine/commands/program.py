@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from cloche import errors
-from cloche.engine.executions import kernel_frames
+from cloche.engine.executions import kernel
 from cloche.engine.executions.clock import FreezeCallback, PausableTimer
 from cloche.engine.executions.streams import OutputPipe, is_readable_pipe
 from cloche.engine.sandboxes.init_client import InitClient, InitReply, PipeWriter
@@ -260,7 +260,7 @@ class SandboxProgram:
 
 
 def _parse_usage(header: Header) -> Usage:
-    cpu_seconds, peak_bytes = kernel_frames.number_field(header, "cpu"), kernel_frames.number_field(header, "rss")
+    cpu_seconds, peak_bytes = kernel.number_field(header, "cpu"), kernel.number_field(header, "rss")
     return Usage(cpu_seconds=cpu_seconds, memory_peak_bytes=int(peak_bytes))
 
 

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cloche import errors
-from cloche.engine.executions import kernel_frames
+from cloche.engine.executions import kernel
 from cloche.engine.executions.clock import FreezeCallback, PausableTimer
 from cloche.engine.executions.kernel import KernelClient
 from cloche.engine.executions.streams import OutputLimiter, memory_of_text
@@ -428,29 +428,29 @@ class Execution:
             self.finish("died", f"{exit}; the context's state is lost", usage, exit.code)
 
     def _on_started(self, header: Header, body: bytes) -> None:
-        self._begin_stream(int(kernel_frames.number_field(header, "count")))
+        self._begin_stream(int(kernel.number_field(header, "count")))
         if self._stopping is not None:
             self._stopping.begin()
 
     def _on_display(self, header: Header, body: bytes) -> None:
-        parsed_bytes = kernel_frames.estimate_parsed_bytes(header.get("parts"), body)
-        self._emit_event(lambda: kernel_frames.parse_display(header, body), len(body), parsed_bytes)
+        parsed_bytes = kernel.estimate_parsed_bytes(header.get("parts"), body)
+        self._emit_event(lambda: kernel.parse_display(header, body), len(body), parsed_bytes)
 
     def _on_cleared(self, header: Header, body: bytes) -> None:
-        self._emit_event(lambda: kernel_frames.parse_cleared(header), 0)
+        self._emit_event(lambda: kernel.parse_cleared(header), 0)
 
     def _on_wrote(self, header: Header, body: bytes) -> None:
-        event = kernel_frames.parse_wrote(header)
+        event = kernel.parse_wrote(header)
         self._emit_event(lambda: event, len(event.file.path))
 
     def _on_raised(self, header: Header, body: bytes) -> None:
-        event = kernel_frames.parse_raised(header, body)
+        event = kernel.parse_raised(header, body)
         if self._frames_left > 0:  # not charged: why it failed is what the caller needs most
             self._frames_left -= 1
             self._events.put(event, memory_of_text(event.traceback) + memory_of_text(event.value))
 
     def _on_input(self, header: Header, body: bytes) -> None:
-        event = kernel_frames.parse_input(header)
+        event = kernel.parse_input(header)
         self._emit_event(lambda: event, len(event.prompt))
         if self._answers is not None:
             self._answering = asyncio.create_task(self._answer_input(event))
@@ -461,19 +461,19 @@ class Execution:
         self._events.put(event, sum(map(tool_call_bytes, event.calls)))
 
     def _on_truncated(self, header: Header, body: bytes) -> None:
-        self._outlet.drop("display", int(kernel_frames.number_field(header, "dropped")))
+        self._outlet.drop("display", int(kernel.number_field(header, "dropped")))
 
     def _on_ended(self, header: Header, body: bytes) -> None:
-        outcome = _KERNEL_OUTCOMES.get(kernel_frames.text_field(header, "outcome"))
+        outcome = _KERNEL_OUTCOMES.get(kernel.text_field(header, "outcome"))
         if outcome is None:
             require_protocol(False, "a kernel sent an outcome that does not exist")
             return
-        memory = int(kernel_frames.number_field(header, "rss"))
-        usage = Usage(cpu_seconds=kernel_frames.number_field(header, "cpu"), memory_peak_bytes=memory)
+        memory = int(kernel.number_field(header, "rss"))
+        usage = Usage(cpu_seconds=kernel.number_field(header, "cpu"), memory_peak_bytes=memory)
         if self._stopping is not None and self._stopping.timed_out:
             self.finish("timed_out", f"{self._timeout_reason()}; the context's state was kept", usage)
         else:
-            self.finish(outcome, None, usage, kernel_frames.exit_code_field(header))
+            self.finish(outcome, None, usage, kernel.exit_code_field(header))
 
     def _emit_event(self, event: Callable[[], AnyEvent], size: int, parsed_bytes: int = 0) -> None:
         self._begin_stream(0)

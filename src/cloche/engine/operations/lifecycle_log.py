@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 from cloche.engine.operations.audit import AuditLog
-from cloche.engine.operations.counters import EngineCounters
+from cloche.engine.operations.metrics import EngineCounters
 from cloche.store.base import HOST_DIED_REASON, SHUT_DOWN_REASON, LostSandbox, RecordState, SandboxRecord
 from cloche.telemetry import log
 

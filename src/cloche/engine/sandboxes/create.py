@@ -14,7 +14,7 @@ import msgspec
 
 from cloche import errors
 from cloche.engine.executions.history import HistoryBudget, SandboxHistory
-from cloche.engine.operations.counters import EngineCounters
+from cloche.engine.operations.metrics import EngineCounters
 from cloche.engine.pauses.images import SandboxImages
 from cloche.engine.principal import current_principal
 from cloche.engine.quotas.capacity import ExecutionSlots, Slot

@@ -15,7 +15,7 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from cloche import errors
-from cloche.engine.executions.kernel_frames import number_field, parse_file_info
+from cloche.engine.executions.kernel import number_field, parse_file_info
 from cloche.engine.sandboxes.init_client import (
     CHUNK_BYTES,
     InitClient,

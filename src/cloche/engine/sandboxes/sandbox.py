@@ -17,8 +17,7 @@ from cloche.engine.executions.context import Context
 from cloche.engine.executions.history import SandboxHistory
 from cloche.engine.executions.kernel import KernelClient, start_kernel
 from cloche.engine.executions.tools import SandboxTools
-from cloche.engine.operations.counters import EngineCounters
-from cloche.engine.operations.metrics import SandboxMeter, measure_inside
+from cloche.engine.operations.metrics import EngineCounters, SandboxMeter, measure_inside
 from cloche.engine.pauses.freeze import ProgramFreezer
 from cloche.engine.quotas.capacity import ExecutionSlots
 from cloche.engine.quotas.quotas import QuotaLease
