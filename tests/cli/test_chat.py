@@ -108,7 +108,7 @@ def test_an_attached_file_is_there_for_the_code(chat: Chat, tmp_path: Path):
     ("options", "problem"),
     [(["--file", "nothing.txt"], "nothing.txt"), (["--model", "no-such-model"], "no-such-model")],
 )
-def test_what_cannot_be_done_is_said_with_status_125(chat: Chat, options: list[str], problem: str):
+def test_failures_to_start_are_reported_with_status_125(chat: Chat, options: list[str], problem: str):
     said = chat.says("hello", *options)
     assert (said.stdout, said.returncode) == ("", 125)
     assert problem in said.stderr

@@ -51,7 +51,7 @@ def test_json_has_the_same_and_says_whether_sandboxes_can_run(healthy, data_dir)
     assert {"kernel", "namespaces", "trial", "disk space"} <= set(names)
 
 
-def test_what_killed_processes_left_is_listed_and_left_alone(healthy, tmp_path):
+def test_leftovers_of_killed_processes_are_listed_and_left_alone(healthy, tmp_path):
     abandoned = [tmp_path / "run/h0", tmp_path / "templates/small/.scratch-0"]
     draft = tmp_path / "images/.draft-m00000000000000000000-h0"
     for directory in (*abandoned, draft.parent):
@@ -67,7 +67,7 @@ def test_what_killed_processes_left_is_listed_and_left_alone(healthy, tmp_path):
     assert found["can_run"] is True
 
 
-def test_without_a_template_it_says_what_to_do(healthy, tmp_path):
+def test_without_a_template_it_suggests_the_remedy(healthy, tmp_path):
     done = doctor(before=("--data-dir", str(tmp_path / "none/yet")))
     assert done.returncode == 0
     assert "cloche template build python" in done.stdout
@@ -83,7 +83,7 @@ def test_without_a_template_it_says_what_to_do(healthy, tmp_path):
         (("--backend", "nonsense"), {}, "nonsense"),
     ],
 )
-def test_what_is_broken_is_a_line_and_status_1_never_a_traceback(args, env, said):
+def test_broken_parts_are_a_line_and_status_1_never_a_traceback(args, env, said):
     done = doctor(before=args, **env)
     assert done.returncode == 1
     assert said in done.stdout
@@ -91,7 +91,7 @@ def test_what_is_broken_is_a_line_and_status_1_never_a_traceback(args, env, said
     assert done.stderr == ""
 
 
-def test_an_ordinary_user_who_may_do_nothing_gets_a_report():
+def test_an_ordinary_user_without_rights_gets_a_report():
     """Not even the interpreter that runs us can be read by that user: it is imported before."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")

@@ -20,7 +20,7 @@ def cells(path: Path) -> list[tuple[str, list[str]]]:
     return [("".join(cell["source"]), [each["output_type"] for each in cell["outputs"]]) for cell in made]
 
 
-def test_what_a_program_did_is_saved(command_line: CommandLine, tmp_path: Path):
+def test_a_programs_run_is_saved(command_line: CommandLine, tmp_path: Path):
     ran = call(command_line, "run", "--notebook", str(tmp_path / "a.ipynb"), "-c", "print(1)\n1/0")
     assert (ran.stdout, ran.returncode) == ("1\n", 1)
     assert cells(tmp_path / "a.ipynb") == [("print(1)\n1/0", ["stream", "error"])]

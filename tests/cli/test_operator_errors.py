@@ -75,7 +75,7 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_who_may_not_look_into_a_data_directory_is_told_so(tmp_path: Path, command: tuple[str, ...]):
+def test_an_unreadable_data_directory_is_reported(tmp_path: Path, command: tuple[str, ...]):
     place = tmp_path / "theirs"
     for each in ("", "run", "run/h1"):
         (place / each).mkdir()
@@ -111,7 +111,7 @@ def test_a_log_without_a_line_is_not_verified(tmp_path: Path):
         (tmp_path / "audit").mkdir(exist_ok=True)
 
 
-def test_what_was_verified_is_told_as_json(place: Path):
+def test_verification_results_are_printed_as_json(place: Path):
     verdict = json.loads(cloche(place, "audit", "verify", "--json").stdout)
     assert verdict["lines"] > 0 and verdict["problems"] == []
 
@@ -138,20 +138,20 @@ def test_usage_of_a_misspelt_owner_is_an_error(server_in_place: tuple[Path, Runn
 
 
 @pytest.mark.parametrize("name", ["vic tim", "é", "victim?audit=false", "a/b", "..", ""])
-def test_what_cannot_be_an_owner_is_said_before_anybody_is_asked(place: Path, name: str):
+def test_an_invalid_owner_is_refused_before_any_request(place: Path, name: str):
     for command in (["owner", "erase", name, "--yes"], ["quota", "show", name], ["usage", name]):
         refused = cloche(place, *command)
         assert refused.exit_code == WRONG and "cannot be an owner" in refused.stderr
 
 
 @pytest.mark.parametrize("id", ["a/b", "..", "", "a b"])
-def test_what_cannot_be_the_id_of_a_key_is_said_before_anybody_is_asked(place: Path, id: str):
+def test_an_invalid_key_id_is_refused_before_any_request(place: Path, id: str):
     for command in (["key", "revoke", id], ["key", "rotate", id], ["quota", "reset", "--key", id]):
         refused = cloche(place, *command)
         assert refused.exit_code == WRONG and "cannot be the id of a key" in refused.stderr
 
 
-def test_a_server_erases_nobody_who_cannot_be(server: RunningServer):
+def test_a_server_refuses_to_erase_an_invalid_owner(server: RunningServer):
     answer = httpx2.delete(f"{server.url}/admin/owners/vic%20tim", headers={"x-api-key": server.key})
     assert answer.status_code == 400 and "cannot be an owner" in answer.text
 
@@ -263,7 +263,7 @@ def test_a_default_quota_that_is_none_is_named_with_where_it_came_from(tmp_path:
     assert "quotas.owner.sandboxes" in refused.stderr and "CLOCHE_QUOTAS_OWNER_SANDBOXES" in refused.stderr
 
 
-def test_what_is_too_much_is_not_called_used_up():
+def test_an_excessive_request_is_not_reported_as_used_up():
     account = QuotaAccount("owner 'alice'", Quota(stored_bytes=1000, memory_bytes=1000))
     with pytest.raises(errors.QuotaExceeded, match="would be exceeded: 0 bytes of 1000 bytes"):
         account.check_stored(2000)
@@ -274,7 +274,7 @@ def test_what_is_too_much_is_not_called_used_up():
         account.check_stored(0)
 
 
-def test_whoever_finds_the_store_locked_is_told_to_try_again(place: Path):
+def test_a_locked_store_is_reported_with_advice_to_retry(place: Path):
     with (
         closing(sqlite3.connect(place / "store.sqlite3")) as one,
         closing(sqlite3.connect(place / "store.sqlite3")) as other,

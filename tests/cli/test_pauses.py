@@ -60,7 +60,7 @@ def test_one_that_is_not_there_keeps_no_other_from_it(call: Call, box: cloche.Sa
     assert [line.split(":")[1].strip() for line in answer.stderr.splitlines()] == ["nope", "neither"]
 
 
-def test_an_interrupt_says_what_the_server_goes_on_with(own_data_dir: Path):
+def test_an_interrupt_names_the_work_that_continues_on_the_server(own_data_dir: Path):
     with serving(own_data_dir) as server:
         server.process.send_signal(signal.SIGSTOP)
         command = [CLOCHE, "--data-dir", str(own_data_dir), "pause", "i0"]

@@ -157,7 +157,7 @@ def test_out_of_memory_is_137(cloche, memory_is_enforced):
         (["/nowhere/at/all.py"], "cannot read /nowhere/at/all.py"),
     ],
 )
-def test_what_we_cannot_do_is_125_and_said(served, args, said):
+def test_our_own_failures_are_125_and_reported(served, args, said):
     done = served("run", *args)
     assert done.returncode == 125
     assert said in done.stderr

@@ -134,7 +134,7 @@ def test_python_prompt_ctrl_c_interrupts_the_program_and_drops_a_half_typed_line
     assert box.status() == 5
 
 
-def test_python_prompt_remembers_what_was_typed_in_earlier_sessions(terminal, own_data_dir):
+def test_python_prompt_keeps_its_history_between_sessions(terminal, own_data_dir):
     own = CommandLine(str(own_data_dir), alone=True)
     for typed in ("3 * 4\n", "\x1b[A\x1b[A\n"):  # the second time: up, up, over the `exit`
         box = terminal("shell", line=own)

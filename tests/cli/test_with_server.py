@@ -159,7 +159,7 @@ def test_a_run_that_is_ended_leaves_nothing_on_the_server(call: Call, place: Pat
         assert time.monotonic() < deadline
 
 
-def test_a_server_that_is_told_to_stop_waits_for_nobody_who_holds_on(own_data_dir: Path, tmp_path: Path):
+def test_a_server_that_is_told_to_stop_does_not_wait_for_attached_clients(own_data_dir: Path, tmp_path: Path):
     following = [CLOCHE, "--data-dir", str(own_data_dir), "logs", "-f"]
     prompting = [CLOCHE, "--data-dir", str(own_data_dir), "shell"]
     pipe = subprocess.PIPE
@@ -213,7 +213,7 @@ def test_a_detached_run_is_answered_by_stdin_as_it_was(call: Call):
     assert refused.returncode == 125 and "1 MiB" in refused.stderr
 
 
-def test_whoever_attaches_may_leave(call: Call, place: Path):
+def test_an_attached_client_may_leave(call: Call, place: Path):
     id = call("run", "--detach", "-c", "print('on', flush=True)\nimport time; time.sleep(60)").stdout.strip()
     attached = subprocess.Popen(
         [CLOCHE, "--data-dir", str(place), "attach", id], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -225,7 +225,7 @@ def test_whoever_attaches_may_leave(call: Call, place: Path):
     assert run.state == "running" and run.interrupt() and run.result().outcome == "interrupted"
 
 
-def test_what_makes_no_sense_of_a_detached_run_is_refused(call: Call, tmp_path: Path):
+def test_invalid_options_of_a_detached_run_are_refused(call: Call, tmp_path: Path):
     for option in (["--out", str(tmp_path)], ["--json"]):
         refused = call("run", "--detach", *option, "-c", "1")
         assert refused.returncode == 125 and f"--detach and {option[0]} do not go together" in refused.stderr

@@ -81,7 +81,7 @@ def test_the_data_directory_of_root_is_the_systems(monkeypatch):
         ("a = ", ["not TOML"]),
     ],
 )
-def test_a_bad_file_is_refused_with_the_key_and_what_to_do(tmp_path, text, parts):
+def test_a_bad_file_is_refused_with_the_key_and_a_remedy(tmp_path, text, parts):
     (tmp_path / "cloche.toml").write_text(text)
     with pytest.raises(errors.InvalidConfig) as caught:
         config.load_config(environ={})
@@ -131,7 +131,7 @@ def test_a_limit_with_which_nothing_works_is_refused(limits, said):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_file_of_somebody_else_that_merely_lies_there_is_refused(tmp_path):
+def test_a_configuration_file_of_another_user_is_refused(tmp_path):
     (tmp_path / "cloche.toml").write_text("[pool]\nready = 3\n")
     os.chown(tmp_path / "cloche.toml", 12345, 12345)
     with pytest.raises(errors.InvalidConfig, match="another user"):
@@ -248,7 +248,7 @@ def test_the_configuration_is_printed_without_the_keys_of_upstreams(tmp_path, fl
         ('[[upstream]]\nmodels = ["m"]\nbase_url = "http://x"\nheaders = {"host" = "secret"}', "'host'"),
     ],
 )
-def test_what_is_wrong_with_an_upstream_is_said_without_its_secrets(tmp_path, text, said):
+def test_upstream_errors_are_reported_without_its_secrets(tmp_path, text, said):
     (tmp_path / "cloche.toml").write_text(text)
     with pytest.raises(errors.InvalidConfig, match=said) as caught:
         config.load_config(environ={})

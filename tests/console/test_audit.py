@@ -17,7 +17,7 @@ def lines(console: RunningServer, owner: str) -> list[AuditLine]:
     return read_last(data_dir_of(console) / "audit", AuditQuery(owner=owner), 1000)
 
 
-def test_what_is_done_behind_the_console_is_told_as_if_it_were_done_with_a_key(console: RunningServer) -> None:
+def test_console_actions_are_audited_like_actions_with_a_key(console: RunningServer) -> None:
     admin = Insider(console, new_key(console, "tail-admin", "admin")["key"])
     user = Insider(console, new_key(console, "tail-user")["key"])
     assert admin.say("GET", "/admin/keys").status == 200
@@ -42,7 +42,7 @@ def test_what_is_done_behind_the_console_is_told_as_if_it_were_done_with_a_key(c
 
 
 @pytest.mark.parametrize("headers", [HTML, {"hx-request": "true"}], ids=["page", "part"])
-def test_who_looks_at_what_is_others_is_told_of(console: RunningServer, headers: dict[str, str]) -> None:
+def test_an_admins_view_of_foreign_data_is_audited(console: RunningServer, headers: dict[str, str]) -> None:
     owner = f"looks-{len(headers.get('accept', ''))}"
     admin = Insider(console, new_key(console, owner, "admin")["key"])
     for path in ("/sandboxes", "/requests", "/network", "/keys", "/usage", "/audit", "/templates", "/health"):

@@ -148,7 +148,7 @@ def test_nothing_is_told_to_anybody_through_the_viewers_browser(visiting: Visiti
     is_unharmed(notebook)
 
 
-def test_a_script_in_svg_markdown_or_latex_is_nobody_too(visiting: Visiting) -> None:
+def test_a_script_in_svg_markdown_or_latex_has_no_rights_either(visiting: Visiting) -> None:
     notebook = playing(visiting)
     reach = "try { parent.reached = 1; top.reached = 1 } catch (e) { document.title = 'refused' }"
     svg = f"""<svg xmlns="http://www.w3.org/2000/svg" width="90" height="40" onload="{reach}"><script>{reach}</script>

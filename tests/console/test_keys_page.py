@@ -83,7 +83,7 @@ def test_a_key_that_cannot_be_made_says_why_and_is_asked_for_again(visiting: Vis
     expect(dialog).to_be_hidden()
 
 
-def test_who_rotates_the_key_of_their_session_has_the_new_one_before_they_are_logged_out(
+def test_rotating_the_sessions_own_key_shows_the_new_one_before_logout(
     visiting: Visiting, console: RunningServer
 ) -> None:
     made = new_key(console, "turner", "admin", name="mine")
@@ -148,7 +148,7 @@ def test_a_user_sees_their_own_keys_and_usage_and_can_change_nothing(
         assert "franks" not in user.page(path).text
 
 
-def test_usage_shows_what_is_used_of_what_may_be(visiting: Visiting, console: RunningServer) -> None:
+def test_usage_shows_consumption_and_quota(visiting: Visiting, console: RunningServer) -> None:
     made, admin = new_key(console, "gail", name="gails"), Insider(console)
     assert admin.say("PUT", "/admin/quotas/gail", {"sandboxes": 1}).status in (200, 204)
     own = {"x-api-key": made["key"]}

@@ -80,9 +80,7 @@ def test_a_link_logs_in_once_and_leaves_no_trace_in_the_address(browser: Browser
     second.close()
 
 
-def test_who_logs_in_with_a_key_comes_to_the_page_they_wanted_and_out_again(
-    browser: Browser, console: RunningServer
-) -> None:
+def test_login_with_a_key_leads_to_the_wanted_page_and_logout_works(browser: Browser, console: RunningServer) -> None:
     context = browser.new_context(base_url=console.url)
     page = context.new_page()
     page.goto("/ui/keys?owner=local")
@@ -103,12 +101,12 @@ def test_who_logs_in_with_a_key_comes_to_the_page_they_wanted_and_out_again(
     context.close()
 
 
-def test_who_is_logged_in_is_led_past_the_login_page(visiting: Visiting, console: RunningServer) -> None:
+def test_a_logged_in_user_is_redirected_past_the_login_page(visiting: Visiting, console: RunningServer) -> None:
     page = visiting("/login?next=/ui/usage")
     page.wait_for_url(f"{console.url}/ui/usage")
 
 
-def test_a_link_counts_although_somebody_is_logged_in(visiting: Visiting, console: RunningServer) -> None:
+def test_a_login_link_replaces_an_existing_session(visiting: Visiting, console: RunningServer) -> None:
     page = visiting("/keys", key=new_key(console, "modest")["key"])
     assert "modest" in page.locator(".who").inner_text()
     link = new_link(console)
@@ -152,7 +150,7 @@ def test_a_second_login_of_a_browser_ends_its_first_session(console: RunningServ
     assert first.say("GET", "/api/v1/whoami").status == 401
 
 
-def test_keys_that_are_wrong_are_slowed_down_for_whoever_guesses_and_nobody_else(console: RunningServer) -> None:
+def test_wrong_keys_slow_down_the_guessing_client_only(console: RunningServer) -> None:
     guesser = Stranger(console, "127.0.0.2")
     told = [guesser.send("/ui/login", {"key": f"e2b_{n}"}) for n in range(FREE_FAILURES)]
     assert {each.status for each in told} == {401}
@@ -164,7 +162,7 @@ def test_keys_that_are_wrong_are_slowed_down_for_whoever_guesses_and_nobody_else
     assert Stranger(console).send("/ui/login", {"key": console.key}).status == 303
 
 
-def test_what_failed_is_forgotten_after_a_while() -> None:
+def test_failed_attempts_are_forgotten_after_a_while() -> None:
     now = [0.0]
     throttle = LoginThrottle(lambda: now[0])
     for _ in range(FREE_FAILURES):
@@ -195,7 +193,7 @@ def test_a_link_is_good_for_a_quarter_of_an_hour(tmp_path: Path) -> None:
     assert sessions.follow("never-made", ADMIN) is None
 
 
-def test_a_session_ends_when_nobody_uses_it_and_after_a_day_in_any_case(tmp_path: Path) -> None:
+def test_a_session_ends_when_unused_and_after_a_day_in_any_case(tmp_path: Path) -> None:
     now, sessions = _sessions(tmp_path)
     used, idle, alone = (_entered(sessions) for _ in range(3))
     for _ in range(int(MAX_SESSION_SECONDS // (IDLE_SECONDS / 2))):
@@ -228,7 +226,7 @@ def test_a_session_ends_with_its_key(console: RunningServer, admin: Insider) -> 
     assert leaver.open("/ui/api/v1/sandboxes/x/contexts/y", {"cookie": leaver.cookie, "origin": console.url}) == 401
 
 
-def test_what_a_session_has_open_ends_with_it_and_with_its_key(console: RunningServer, admin: Insider) -> None:
+def test_open_streams_end_with_their_session_and_its_key(console: RunningServer, admin: Insider) -> None:
     """A run of a minute, which is followed, in another window."""
     for ends in ("logout", "another login", "revoked"):
         key = new_key(console, "follower")
@@ -362,7 +360,7 @@ def test_no_other_site_can_do_anything_with_a_session(
     assert admin.page("/").status == 200  # nobody was logged out
 
 
-def test_a_form_of_another_site_logs_nobody_in_or_out(console: RunningServer, admin: Insider) -> None:
+def test_a_form_of_another_site_logs_no_user_in_or_out(console: RunningServer, admin: Insider) -> None:
     for origin in ("https://evil.example", "null"):
         assert admin.send("/ui/login", {"key": console.key}, {"origin": origin}).status == 403
         fields, sent = {"csrf": admin.csrf}, {"origin": origin, "cookie": admin.cookie}
@@ -410,7 +408,7 @@ def test_a_login_leads_nowhere_but_to_a_page_of_the_console(console: RunningServ
 # --- what a browser is told
 
 
-def test_every_answer_says_that_it_is_nobody_elses(console: RunningServer, admin: Insider) -> None:
+def test_every_answer_forbids_shared_caching(console: RunningServer, admin: Insider) -> None:
     pages = [admin.page(path) for path in ("/", "/keys", "/requests", "/no-such-page")]
     pages.append(Stranger(console).ask("GET", "/ui/login", headers=HTML))
     for page in pages:
@@ -430,7 +428,7 @@ def test_every_answer_says_that_it_is_nobody_elses(console: RunningServer, admin
     assert "immutable" in said[-1].header("cache-control")
 
 
-def test_a_file_of_a_sandbox_that_somebody_opens_as_a_page_can_do_nothing(admin: Insider) -> None:
+def test_a_sandbox_file_opened_as_a_page_has_no_rights(admin: Insider) -> None:
     id = admin.say("POST", "/api/v1/sandboxes", {}).json()["id"]
     path = f"/api/v1/sandboxes/{id}/files/content?path=/mnt/data/page.html"
     assert admin.say("PUT", path, b"<script>top.location = '/ui/keys'</script>").status in (200, 201, 204)

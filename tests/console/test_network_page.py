@@ -56,7 +56,7 @@ def lines(page: Page) -> list[list[str]]:
     return [[cell.strip() for cell in row.locator("td").all_inner_texts()[1:]] for row in rows]
 
 
-def test_each_attempt_says_what_decided_on_it_as_it_comes(
+def test_each_attempt_shows_its_deciding_rule_live(
     console: RunningServer, there: Neighbour, visiting: Visiting
 ) -> None:
     with box_of(console, there) as box:
@@ -98,7 +98,9 @@ def test_many_attempts_come_in_pages_and_as_sums_once_the_sandbox_has_ended(
     assert rows.count() - len(sums) + sum(sums) == 130
 
 
-def test_one_can_ask_what_would_be_allowed(console: RunningServer, there: Neighbour, visiting: Visiting) -> None:
+def test_a_destination_can_be_checked_against_the_rules(
+    console: RunningServer, there: Neighbour, visiting: Visiting
+) -> None:
     with box_of(console, there) as box:
         page = visiting(f"/network?sandbox={box.id}")
         assert there.at("*.test") in page.locator("section", has_text="may reach").inner_text()

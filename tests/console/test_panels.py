@@ -124,7 +124,7 @@ def _move_and_delete(page: Page) -> None:
     file_named(page, "prices.csv").wait_for()
 
 
-def test_what_code_writes_is_listed_by_itself(visiting: Visiting, box: cloche.Sandbox) -> None:
+def test_files_written_by_code_are_listed_automatically(visiting: Visiting, box: cloche.Sandbox) -> None:
     page = beside(visiting, box, "files")
     shows(page.locator("#panel-files"), "Nothing here yet")
     box.run("open('/mnt/data/made.txt', 'w').write('x')")
@@ -317,7 +317,9 @@ def test_a_chat_is_stopped_goes_on_and_begins_anew(visiting: Visiting, box: cloc
     shows(page.locator(".chat-said").last, "1")
 
 
-def test_who_logs_in_after_somebody_sees_nothing_of_their_chat(visiting: Visiting, console: RunningServer) -> None:
+def test_the_next_user_of_a_browser_sees_nothing_of_the_previous_chat(
+    visiting: Visiting, console: RunningServer
+) -> None:
     page = beside(visiting, None, "chat")
     shows(say(page, "a question that is nobody else's").locator(".chat-said"), "a question")
     rests(page)
@@ -331,7 +333,7 @@ def test_who_logs_in_after_somebody_sees_nothing_of_their_chat(visiting: Visitin
     assert "nobody else's" not in page.evaluate("JSON.stringify(sessionStorage)")
 
 
-def test_what_a_model_says_is_never_markup_and_never_too_much(visiting: Visiting) -> None:
+def test_model_output_is_never_markup_and_bounded(visiting: Visiting) -> None:
     page = beside(visiting, None, "chat")
     texts = [
         "<img src=x onerror=alert(1)> [a](javascript:alert(1)) ![b](data:text/html,x) <https://example.org>",

@@ -76,7 +76,7 @@ def test_input_is_asked_for_and_answered(visiting: Visiting) -> None:
     notebook.shows(ended, "EOF when reading a line")
 
 
-def test_an_error_has_a_folded_traceback_and_ends_what_follows(visiting: Visiting) -> None:
+def test_an_error_has_a_folded_traceback_and_stops_later_cells(visiting: Visiting) -> None:
     notebook = playing(visiting)
     notebook.write("def inverse(x):\n    return 1 / x\ninverse(0)")
     notebook.press("add")
@@ -307,13 +307,13 @@ def test_a_server_that_cannot_be_reached_is_told_until_it_can(visiting: Visiting
     notebook.prints(notebook.run("print(x + 1)"), "2")
 
 
-def test_what_is_no_sandbox_of_yours_cannot_be_used(visiting: Visiting) -> None:
+def test_a_foreign_or_unknown_sandbox_cannot_be_used(visiting: Visiting) -> None:
     notebook = playing(visiting, "?sandbox=i00000000000000000000")
     notebook.shows(notebook.page.locator("#pg-notice"), "there is no sandbox")
     assert notebook.cells.count() == 1
 
 
-def test_whoever_is_led_into_somebody_elses_sandbox_is_told_so(visiting: Visiting, console: RunningServer) -> None:
+def test_opening_a_foreign_sandbox_is_announced(visiting: Visiting, console: RunningServer) -> None:
     """An admin follows a link. What they paste there is the other's."""
     key = new_key(console, "mallory")["key"]
     with cloche.Sandbox(url=console.url, api_key=key) as theirs:

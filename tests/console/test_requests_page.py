@@ -99,7 +99,7 @@ def test_the_waterfall_shows_when_each_step_was(visiting: Visiting, console: Run
     assert abs((ran[1] - ran[0]) / (whole[1] - whole[0]) - took / of_all) < 0.02
 
 
-def test_what_went_wrong_is_said_in_words(visiting: Visiting, console: RunningServer) -> None:
+def test_failures_are_explained_in_words(visiting: Visiting, console: RunningServer) -> None:
     made = asked(console, code("1 / 0"))
     page = visiting(f"/requests/{made['request']}")
     assert page.locator("tr.execution .badge").inner_text() == "raised"

@@ -226,7 +226,7 @@ def test_names_that_a_client_chose_are_text_and_nothing_else(someone: Someone, v
     assert not faults
 
 
-def test_a_sandboxes_own_page_tells_what_it_is_and_what_runs_in_it(someone: Someone, visiting: Visiting) -> None:
+def test_a_sandbox_page_shows_its_properties_and_processes(someone: Someone, visiting: Visiting) -> None:
     mine = someone("page-facts")
     id = mine.make(metadata={"run": "seven"}, limits={"processes": 77})
     mine.ask("POST", f"/api/v1/sandboxes/{id}/processes", {"command": "exec python3 -m http.server 8123"})
@@ -244,7 +244,7 @@ def test_a_sandboxes_own_page_tells_what_it_is_and_what_runs_in_it(someone: Some
     page.get_by_role("region", name="Audit log of this sandbox").get_by_text("sandbox.created").wait_for()
 
 
-def test_what_is_typed_narrows_the_list_and_stays_in_the_address(someone: Someone, visiting: Visiting) -> None:
+def test_typed_filters_narrow_the_list_and_stay_in_the_address(someone: Someone, visiting: Visiting) -> None:
     mine = someone("list-finds")
     one, other = mine.make(metadata={"run": "alpha"}), mine.make(metadata={"run": "beta"})
     page = visiting("/sandboxes", key=mine.key)
@@ -272,7 +272,7 @@ def test_a_list_that_cannot_be_refreshed_says_that_it_is_old(someone: Someone, v
     assert page.locator("#sandbox-rows[data-stale]").count() == 0
 
 
-def test_what_cannot_be_asked_for_is_refused_in_words(visiting: Visiting) -> None:
+def test_invalid_queries_are_refused_in_words(visiting: Visiting) -> None:
     page = visiting("/sandboxes?sort=colour")
     assert "Sandboxes cannot be sorted by 'colour'" in page.locator("main").inner_text()
 
@@ -296,7 +296,7 @@ def test_every_way_to_end_has_words(state: RecordState, reason: str | None, says
     assert ending.headline == says and ending.detail
 
 
-def test_an_address_of_the_list_asks_for_what_it_was_made_from() -> None:
+def test_a_list_address_restores_its_filters() -> None:
     for asked in (
         SandboxPageQuery(),
         SandboxPageQuery(state="ended", text="a&b=c", page=3),
@@ -356,7 +356,7 @@ MEASURE = """async () => {
 }"""
 
 
-def test_what_can_be_done_is_in_sight_however_long_names_are(someone: Someone, visiting: Visiting) -> None:
+def test_actions_stay_visible_with_long_names(someone: Someone, visiting: Visiting) -> None:
     mine = someone("an-owner-with-quite-a-long-name-of-its-own")
     id = mine.make()
     page = visiting("/sandboxes?owner=an-owner-with-quite-a-long-name-of-its-own")

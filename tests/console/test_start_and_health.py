@@ -40,7 +40,7 @@ def text_of(page: Page) -> str:
     return page.locator("main").inner_text()
 
 
-def test_the_first_page_says_what_runs_and_how_to_connect_and_never_a_key(
+def test_the_first_page_shows_sandboxes_and_connection_help_and_never_a_key(
     visiting: Visiting, console: RunningServer, user_key: str
 ) -> None:
     page = visiting("/", key=user_key)
@@ -62,7 +62,7 @@ def test_an_admin_sees_room_and_health_on_the_first_page(visiting: Visiting, use
     assert "starter" in page.locator(".newest").inner_text()
 
 
-def test_a_copy_button_copies_what_is_beside_it(visiting: Visiting, console: RunningServer, user_key: str) -> None:
+def test_a_copy_button_copies_the_text_beside_it(visiting: Visiting, console: RunningServer, user_key: str) -> None:
     page = visiting("/", key=user_key)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy the settings for E2B SDKs").click()
@@ -71,9 +71,7 @@ def test_a_copy_button_copies_what_is_beside_it(visiting: Visiting, console: Run
     assert copied.splitlines()[1] == f"export E2B_API_URL={console.url}/e2b"
 
 
-def test_health_tells_an_admin_how_full_the_server_is_and_what_the_doctor_says(
-    visiting: Visiting, console_data: Path
-) -> None:
+def test_health_shows_an_admin_the_load_and_the_doctors_report(visiting: Visiting, console_data: Path) -> None:
     page = visiting("/health")
     said = text_of(page)
     for part in ("All is well.", "In the queue", "Memory", "Kept free", "free of", "Nurseries and pools", "SQLite"):
@@ -102,7 +100,7 @@ def test_health_tells_a_user_the_verdict_and_nothing_of_the_host(
         assert page.context.request.get(f"/ui/health/{path}", fail_on_status_code=False).status == 403
 
 
-def test_what_is_wrong_is_said_in_words_also_where_nobody_foresaw_it() -> None:
+def test_errors_are_explained_in_words_even_unexpected_ones() -> None:
     known, other = (HealthVerdict(ok=False, why=why, age_seconds=9.0) for why in ("nursery_failed", "no_such_code"))
     assert explain_verdict(known).startswith("The process that sandboxes are forked from")
     assert "no_such_code" in explain_verdict(other)
@@ -147,7 +145,7 @@ def test_cloche_ui_without_a_server_says_so(tmp_path: Path) -> None:
     assert "no server runs in the data directory" in done.stderr
 
 
-def test_nobody_gets_a_login_link_over_the_network(console: RunningServer) -> None:
+def test_login_links_are_not_given_over_the_network(console: RunningServer) -> None:
     headers = {"Authorization": f"Bearer {console.key}"}
     answer = httpx2.post(f"{console.url}/ui/login/links", headers=headers)
     assert answer.status_code == 404

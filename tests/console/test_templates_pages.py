@@ -64,7 +64,7 @@ def start_build(console: RunningServer, key: str, command: str) -> tuple[str, st
     return started.template_id, started.build_id
 
 
-def test_who_has_lines_of_a_build_gets_those_that_follow() -> None:
+def test_a_build_log_resumes_after_the_lines_already_shown() -> None:
     build = HostBuild(Recipe(name="geo"))
     assert build.lines_after(0) == ([], 0)
     for number in range(MAX_LINES + 2):
@@ -94,7 +94,7 @@ def row_of(page: Page, version: Template) -> str:
     return page.locator("tr", has_text=version.version[:12]).inner_text()
 
 
-def test_versions_say_what_is_in_them_and_what_is_different(visiting: Visiting, geo: tuple[Template, Template]) -> None:
+def test_versions_show_their_contents_and_differences(visiting: Visiting, geo: tuple[Template, Template]) -> None:
     older, newer = geo
     page = visiting("/templates")
     assert "current" in row_of(page, newer) and "4.0 KiB" in row_of(page, newer)
@@ -195,7 +195,7 @@ def test_a_user_sees_own_builds_only_and_changes_nothing_of_the_servers(
     assert of_admin in visiting("/templates").locator("table.by-step").inner_text()
 
 
-def test_pages_of_templates_fit_a_phone_and_shut_nobody_out(visiting: Visiting, geo: tuple[Template, Template]) -> None:
+def test_template_pages_fit_a_phone_and_are_accessible(visiting: Visiting, geo: tuple[Template, Template]) -> None:
     page = visiting("/templates", phone=True)
     older, newer = geo
     for path in ("", f"/version?ref={newer.ref}", f"/diff?before={older.ref}&after={newer.ref}", "/new"):

@@ -146,7 +146,7 @@ def test_the_default_limits_are_the_documented_ones():
 @pytest.mark.parametrize(
     "kind", [cloche.Run, cloche.Result, cloche.Limits, cloche.Usage], ids=lambda kind: kind.__name__
 )
-def test_every_field_of_what_a_run_gives_is_documented(kind: type):
+def test_every_field_of_a_run_is_documented(kind: type):
     words = set(re.findall(r"`(\w+)", text_of(LIBRARY)))
     assert [name for name in kind.__struct_fields__ if name not in words] == []
 

@@ -133,7 +133,7 @@ def refused(url: str, content, headers: dict[str, str]) -> dict[str, object]:
     return json.loads(answer[answer.index(b"{") : answer.rindex(b"}") + 1])
 
 
-def test_a_client_that_vanishes_during_an_upload_leaves_what_was_there(server, box):
+def test_a_client_that_vanishes_during_an_upload_leaves_the_old_file(server, box):
     box.files.write("/home/user/kept.txt", "as it was")
     at = urlsplit(server.url)
     head = [

@@ -71,7 +71,7 @@ def context(tmp_path: Path) -> Path:
 # -- what is built
 
 
-def test_a_sandbox_has_what_every_kind_of_step_has_made(built, create, name, context, single):
+def test_a_sandbox_has_the_results_of_every_kind_of_step(built, create, name, context, single):
     template = (
         Template(file_context_path=context)
         .from_image("python:3.12")
@@ -251,7 +251,7 @@ def test_a_plan_that_makes_no_sense_is_refused_and_the_build_still_waits(api, na
     assert again.status_code == 400 and "started before" in again.json()["message"]
 
 
-def test_what_a_registry_would_be_asked_for_is_not_offered(api, name):
+def test_images_of_registries_are_not_supported(api, name):
     template, build = requested(api, name)
     body = {"fromImage": "python:3", "fromImageRegistry": {"type": "registry", "username": "u", "password": "p"}}
     assert api.post(f"/v2/templates/{template}/builds/{build}", json=body).status_code == 501
@@ -266,7 +266,7 @@ def test_what_a_registry_would_be_asked_for_is_not_offered(api, name):
         ({"type": "ENV", "args": [text for n in range(1000) for text in (f"N{n}", "")]}, "can have 1000 variables"),
     ],
 )
-def test_what_variables_make_of_a_short_text_is_bounded(api, name, step, said):
+def test_variable_expansion_is_bounded(api, name, step, said):
     template, build = requested(api, name)
     steps = [{"type": "ENV", "args": ["A", "x" * 120_000]}, step]
     assert api.post(

@@ -22,7 +22,7 @@ def test_a_plot_that_is_shown_and_a_value_are_two_results(box):
     assert run.text == "1"
 
 
-def test_a_plot_that_nobody_shows_is_shown_at_the_end(box):
+def test_an_unshown_plot_is_shown_at_the_end(box):
     assert chart_of(box, "ax.plot([1, 2])\nNone").type == charts.ChartType.LINE
 
 

@@ -132,7 +132,7 @@ def test_output_over_the_limit_is_told(box):
     assert sum(map(len, run.logs.stdout)) <= 32 << 20
 
 
-def test_a_client_that_leaves_interrupts_what_it_started(box):
+def test_a_client_that_disconnects_interrupts_its_execution(box):
     box.run_code("x = 7")
     with pytest.raises(TimeoutException):
         box.run_code("import time; time.sleep(300)", timeout=1)
@@ -157,7 +157,7 @@ def test_a_client_that_leaves_while_it_waits_for_its_turn_runs_nothing(box):
     assert box.run_code("'ran' in globals()").text == "False"
 
 
-def test_a_sandbox_that_is_killed_drops_what_runs(box):
+def test_a_sandbox_that_is_killed_ends_its_executions(box):
     def kill(_message) -> None:
         threading.Thread(target=box.kill).start()
 
@@ -165,7 +165,7 @@ def test_a_sandbox_that_is_killed_drops_what_runs(box):
         box.run_code("print('running', flush=True)\nimport time; time.sleep(300)", on_stdout=kill)
 
 
-def test_a_sandbox_that_expires_drops_what_runs(server):
+def test_a_sandbox_that_expires_ends_its_executions(server):
     box = Sandbox.create(timeout=2, **server.e2b)
     with pytest.raises(TimeoutException):
         box.run_code("import time; time.sleep(300)")
@@ -199,7 +199,7 @@ def test_bad_requests_are_answered_in_the_protocols_way(server, box, request_bod
     assert box.run_code("1").text == "1"
 
 
-def test_the_sdk_says_what_was_wrong(box):
+def test_the_sdk_reports_the_error(box):
     with pytest.raises(SandboxException, match="there is no language 'r': a context can be python"):
         box.run_code("1", language="r")
     context = box.create_code_context()

@@ -169,7 +169,7 @@ def test_numbers_that_are_no_json_become_null():
     assert b"NaN" not in raw and json.loads(raw)["json"] == {"a": [None, None, 1.5]}
 
 
-def test_what_e2b_does_not_know_is_left_out():
+def test_mime_types_unknown_to_e2b_are_left_out():
     assert lines(Cleared(), Truncated(stream="stdout", dropped_bytes=1), Display(data={}, id="d", update=True)) == []
 
 

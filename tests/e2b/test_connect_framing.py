@@ -39,7 +39,7 @@ def test_names_come_in_both_cases_but_the_keys_of_maps_are_the_users_own():
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"unknown":[1,{"a":2}]}', b'{"depth":null,"process":null}'])
-def test_what_is_missing_null_or_unknown_is_as_by_default(data):
+def test_missing_null_and_unknown_fields_take_defaults(data):
     assert connect.decode_message(Outer, data) == Outer()
 
 
@@ -47,7 +47,7 @@ def test_what_is_missing_null_or_unknown_is_as_by_default(data):
     "data",
     [b"[]", b"{", b'"x"', b"null", b'{"depth":"x"}', b'{"process":[]}', b'{"envs":{"a":1}}', b"\xff", b"[" * 200_000],
 )
-def test_what_is_no_message_is_refused(data):
+def test_malformed_messages_are_refused(data):
     with pytest.raises(errors.InvalidRequest):
         connect.decode_message(Outer, data)
 

@@ -54,7 +54,7 @@ def test_a_restart_loses_the_state_and_keeps_the_context(box):
     assert context.id in [each.id for each in box.list_code_contexts()]
 
 
-def test_what_runs_in_a_context_that_is_restarted_says_so(box):
+def test_an_execution_in_a_restarted_context_reports_the_restart(box):
     context = box.create_code_context()
 
     def restart(_message) -> None:

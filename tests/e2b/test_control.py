@@ -96,12 +96,12 @@ def test_a_bad_request_is_a_400_that_names_the_field(create, body, field):
     assert field in answer.json()["message"]
 
 
-def test_an_unknown_template_is_a_404_that_names_what_exists(server):
+def test_an_unknown_template_is_a_404_that_lists_the_known_ones(server):
     with pytest.raises(SandboxException, match=r"404: template 'no-such' not found.*python@"):
         Sandbox.create("no-such", **server.e2b)
 
 
-def test_what_is_not_offered_is_refused_and_says_so(server):
+def test_unsupported_features_are_refused_by_name(server):
     with pytest.raises(SandboxException, match=r"network\.dnsServers is not possible"):
         Sandbox.create(network={"dns_servers": ["1.1.1.1"]}, **server.e2b)
 
@@ -159,7 +159,7 @@ def test_a_key_makes_a_new_sandbox_once_the_first_has_ended(api, create):
     assert create(headers=key).json()["sandboxID"] != first
 
 
-def test_a_repetition_of_what_failed_is_tried_again(create):
+def test_a_repeated_request_after_a_failure_is_tried_again(create):
     key = {"Idempotency-Key": str(uuid.uuid4())}
     assert create(headers=key, templateID="no-such").status_code == 404
     assert create(headers=key).status_code == 201
@@ -175,7 +175,7 @@ def test_the_sdk_sends_its_own_key(server):
 # -- one sandbox
 
 
-def test_what_is_told_of_a_sandbox_is_what_was_asked_for(server):
+def test_a_sandbox_is_described_as_requested(server):
     box = Sandbox.create("code-interpreter-v1", timeout=120, metadata={"a": "b"}, **server.e2b)
     info = Sandbox.get_info(box.sandbox_id, **server.e2b)
     assert (info.sandbox_id, info.metadata, info.state) == (box.sandbox_id, {"a": "b"}, SandboxState.RUNNING)
@@ -215,7 +215,7 @@ def test_an_id_with_a_clients_id_behind_it_is_the_same(api, create):
         ("PUT", "/sandboxes/{}/network"),
     ],
 )
-def test_somebody_elses_sandbox_answers_as_one_that_never_was(stranger, create, api, method, path):
+def test_a_foreign_sandbox_answers_like_an_unknown_one(stranger, create, api, method, path):
     id = create().json()["sandboxID"]
     foreign = stranger.request(method, path.format(id), json={"timeout": 1})
     never = stranger.request(method, path.format(NO_SUCH), json={"timeout": 1})

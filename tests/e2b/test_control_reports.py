@@ -42,7 +42,7 @@ def test_a_new_sandbox_has_a_sample_at_once(server):
 
 
 @pytest.mark.long
-def test_samples_follow_what_the_sandbox_uses(server):
+def test_samples_follow_the_usage_of_the_sandbox(server):
     box = Sandbox.create(**server.e2b)
     before = box.get_metrics()[-1]
     box.run_code("open('/home/user/big', 'wb').write(bytes(50 << 20)); held = bytearray(80 << 20)")
@@ -54,7 +54,7 @@ def test_samples_follow_what_the_sandbox_uses(server):
     box.kill()
 
 
-def test_a_window_shows_what_was_sampled_in_it(box):
+def test_a_window_shows_the_samples_taken_in_it(box):
     now = datetime.now(UTC)
     assert box.get_metrics(start=now - timedelta(hours=1), end=now + timedelta(hours=1)) == box.get_metrics()
     assert box.get_metrics(start=now - timedelta(hours=2), end=now - timedelta(hours=1)) == []
@@ -131,7 +131,7 @@ def test_a_template_is_told_by_any_of_its_names(api):
     assert api.get(f"/templates/{ids.pop()}").json()["builds"][0]["status"] == "ready"
 
 
-def test_whether_a_template_exists_is_what_the_sdk_says(server):
+def test_the_sdk_reports_whether_a_template_exists(server):
     own = {"api_key": server.key, "api_url": f"{server.url}/e2b"}
     assert Template.exists("base", **own)
     assert not Template.exists("no-such", **own)
@@ -153,12 +153,12 @@ def test_whether_a_template_exists_is_what_the_sdk_says(server):
         ("GET", "/teams"),
     ],
 )
-def test_what_is_not_offered_says_so_in_e2bs_shape(api, box, method, path):
+def test_unsupported_routes_answer_in_e2bs_shape(api, box, method, path):
     answer = api.request(method, path.format(box.sandbox_id), json={})
     assert (answer.status_code, answer.json()["code"]) == (501, 501)
     assert len(answer.json()["message"]) > 20
     assert answer.headers["should-retry"] == "false"
 
 
-def test_what_is_not_offered_is_no_secret_but_needs_a_key(server):
+def test_unsupported_routes_are_listed_but_need_a_key(server):
     assert httpx.get(f"{server.url}/e2b/secrets").status_code == 401

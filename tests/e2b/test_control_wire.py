@@ -43,7 +43,7 @@ def test_version_1_is_secure_only_if_asked_and_lives_15_seconds():
     assert (asked.secure, asked.timeout_seconds) == (False, 15)
 
 
-def test_fields_that_nobody_knows_are_ignored():
+def test_unknown_fields_are_ignored():
     assert (
         decode_create_request(b'{"templateID":"base","colour":"red","network":{"speed":1}}', version=2).template
         == "base"
@@ -96,7 +96,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
         b'{"templateID":"a","metadata":{"a":"\\ud800"}}',
     ],
 )
-def test_what_is_no_object_is_refused(body):
+def test_a_body_that_is_not_an_object_is_refused(body):
     with pytest.raises(errors.InvalidRequest, match="body"):
         decode_create_request(body, version=2)
 
@@ -115,7 +115,7 @@ def test_traffic_can_be_private_only_where_tokens_exist():
         (b'{"templateID":"base","network":{"egressProxy":{"address":"a:1080"}}}', "egressProxy"),
     ],
 )
-def test_what_is_not_offered_is_refused_by_name(body, field):
+def test_unsupported_options_are_refused_by_name(body, field):
     with pytest.raises(NotSupported, match=field):
         decode_create_request(body, version=2)
 
@@ -127,7 +127,7 @@ def test_volumes_are_asked_for_by_path():
         decode_create_request(body.replace(b"/mnt/b", b"/mnt/a"), version=2)
 
 
-def test_what_is_not_offered_may_be_declined():
+def test_unsupported_options_may_be_declined():
     body = (
         b'{"templateID":"base","autoPause":false,"autoResume":{"enabled":false},"volumeMounts":[],"iam":{"tokens":{}}}'
     )

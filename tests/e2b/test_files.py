@@ -22,14 +22,14 @@ with open("/tmp/filler", "wb", 0) as filler:
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("gzip", [False, True])
 @pytest.mark.parametrize("content", [b"", b"x", BIG], ids=["empty", "small", "big"])
-def test_what_is_written_is_read(box, content, gzip, streamed):
+def test_written_content_is_read_back(box, content, gzip, streamed):
     info = box.files.write("some/where/file.bin", io.BytesIO(content) if streamed else content, gzip=gzip)
     assert (info.path, info.name, info.type) == ("/home/user/some/where/file.bin", "file.bin", FileType.FILE)
     assert bytes(box.files.read("some/where/file.bin", format="bytes", gzip=gzip)) == content
     assert b"".join(box.files.read("~/some/where/file.bin", format="stream")) == content
 
 
-def test_a_file_is_the_users_whoever_made_the_directory(box, single):
+def test_a_file_belongs_to_the_user_in_any_directory(box, single):
     box.run_code("import os; os.makedirs('/home/user/made/by/root'); open('/home/user/made/by/root/f', 'w')")
     for path in ("made/by/root/f", "made/by/root/g", "made/by/root/deeper/h"):
         box.files.write(path, "mine")
@@ -72,7 +72,7 @@ def test_many_files_are_written_at_once_with_slashes_spaces_and_letters_of_all_k
         box.files.write_files([{"path": "twice", "data": "1"}, {"path": "/home/user/twice", "data": "2"}])
 
 
-def test_a_symlink_is_described_by_what_it_leads_to(box):
+def test_a_symlink_is_described_by_its_target(box):
     box.files.write("d/file", "123")
     box.run_code("import os; os.chdir('/home/user/d')")
     box.run_code("os.symlink('file', 'one'); os.symlink('one', 'two'); os.symlink('.', 'dir'); os.symlink('no', 'bad')")
@@ -87,7 +87,7 @@ def test_a_symlink_is_described_by_what_it_leads_to(box):
     assert box.files.read("d/file") == "4"
 
 
-def test_what_is_wrong_with_a_path_is_said(box):
+def test_path_errors_are_explained(box):
     box.files.write("file", "x")
     box.files.make_dir("dir")
     with pytest.raises(FileNotFoundException, match="path '/home/user/none' does not exist"):

@@ -30,7 +30,7 @@ def test_forks_have_the_files_and_settings_of_the_sandbox_and_are_their_own(serv
         assert each.kill() is True
 
 
-def test_what_cannot_be_forked_is_refused(server, box, api):
+def test_impossible_forks_are_refused(server, box, api):
     path = f"/sandboxes/{box.sandbox_id}/fork"
     for body in ({"count": 0}, {"count": 1000}, {"timeout": -1}, {"count": "two"}):
         refused = api.post(path, json=body)

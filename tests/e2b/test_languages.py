@@ -70,7 +70,7 @@ def test_a_rich_result_of_javascript(box: Sandbox):
     assert execution.results[1].json == {"a": [1, 2]}
 
 
-def test_an_unknown_language_names_what_exists(box: Sandbox):
+def test_an_unknown_language_error_lists_the_known_ones(box: Sandbox):
     with pytest.raises(SandboxException, match="python, javascript, typescript, bash"):
         box.run_code("1", language="cobol")
     assert box.run_code("1").text == "1"

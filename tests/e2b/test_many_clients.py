@@ -27,7 +27,7 @@ async def one_client(number: int, e2b: dict[str, str]) -> None:
         assert await box.kill()
 
 
-async def test_fifty_clients_at_once_get_what_is_theirs(server):
+async def test_fifty_clients_at_once_get_their_own_results(server):
     await asyncio.gather(*(one_client(number, server.e2b) for number in range(CLIENTS)))
     async with httpx.AsyncClient() as client:
         headers = {"X-API-Key": server.key}

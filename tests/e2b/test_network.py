@@ -151,7 +151,7 @@ def test_it_can_be_declined(far, create):
     assert info.network == {"allow_public_traffic": True, "deny_out": [ALL_TRAFFIC]}
 
 
-def test_what_is_allowed_comes_before_what_is_denied(far, create):
+def test_allow_rules_come_before_deny_rules(far, create):
     box = create(network={"deny_out": lambda context: [context.all_traffic], "allow_out": [ONE, "*.sub.test"]})
     assert get(box, far.url(ONE)) and get(box, far.url("two.sub.test"))
     assert "403" in refused(box, far.url(TWO))
@@ -185,7 +185,7 @@ def test_an_address_that_is_allowed_within_a_denied_network_is_allowed_by_name_t
         ({"dns_servers": ["1.1.1.1"]}, r"501: network\.dnsServers is not possible"),
     ],
 )
-def test_what_makes_no_sense_makes_no_sandbox(generous, network, says):
+def test_an_invalid_network_creates_no_sandbox(generous, network, says):
     with pytest.raises(SandboxException, match=says):
         Sandbox.create(network=network, **generous.e2b)
 
@@ -193,7 +193,7 @@ def test_what_makes_no_sense_makes_no_sandbox(generous, network, says):
 # -- while it runs
 
 
-def test_it_can_be_changed_while_it_runs_and_what_is_left_out_is_cleared(far, create):
+def test_a_running_network_can_be_changed_and_omitted_fields_are_cleared(far, create):
     box, one, two = create(), far.url(ONE), far.url("two.test")
     assert get(box, one) and get(box, two)
     box.update_network({"deny_out": [TWO]})
@@ -268,7 +268,7 @@ def test_the_javascript_client_does_the_same(generous, far):
 RULES = {"two.test": [{"transform": {"headers": {"X-Key": "hush-hush"}}}]}
 
 
-def test_a_rules_headers_are_told_to_nobody(create):
+def test_a_rules_headers_are_never_shown(create):
     box = create(network={"rules": RULES})
     assert box.get_info().network["rules"] == {"two.test": [{"transform": {"headers": {"X-Key": "***"}}}]}
     with pytest.raises(SandboxException, match="send the value itself"):
@@ -335,7 +335,7 @@ def test_the_internet_is_no_more_than_the_operator_allows(sparing, far):
     box.kill()
 
 
-def test_what_the_operator_does_not_allow_is_refused_when_it_is_named(sparing, far):
+def test_hosts_outside_the_operators_rules_are_refused_by_name(sparing, far):
     network = {"allow_out": ["one.test", "two.test"], "deny_out": [ALL_TRAFFIC]}
     with pytest.raises(SandboxException, match=r"400: the operator of this host allows no sandbox to reach two\.test"):
         Sandbox.create(network=network, **sparing.e2b)

@@ -53,7 +53,7 @@ def test_the_internet_is_on_unless_it_is_declined():
     assert policy_from_request(asked(denyOut=[ALL]), EVERYTHING) == NetworkPolicy()
 
 
-def test_the_internet_is_what_the_operator_allows():
+def test_the_internet_means_the_operators_allowed_hosts():
     assert policy_from_request(asked(), NOTHING) == NetworkPolicy()
     some = policy_from_request(asked(True), NetworkPolicy(allow=("pypi.org", "*.example.com:8000-8100")))
     assert reaches(some, "pypi.org") and reaches(some, "a.example.com", 8001)
@@ -63,7 +63,7 @@ def test_the_internet_is_what_the_operator_allows():
     )
 
 
-def test_what_is_allowed_comes_before_what_is_denied():
+def test_allow_rules_come_before_deny_rules():
     policy = policy_from_request(
         asked(allowOut=["8.8.8.8", "2001:db8::1"], denyOut=["8.8.0.0/16", "2001:db8::/32"]), EVERYTHING
     )
@@ -72,7 +72,7 @@ def test_what_is_allowed_comes_before_what_is_denied():
     assert reaches(policy, "1.1.1.1") and reaches(policy, "example.com")
 
 
-def test_with_everything_denied_only_what_is_allowed_is_left():
+def test_with_everything_denied_only_allowed_hosts_are_left():
     for policy in (
         policy_from_request(asked(denyOut=[ALL], allowOut=["1.1.1.0/24", "example.com", "*.example.org"]), EVERYTHING),
         policy_from_request(
@@ -101,9 +101,7 @@ def test_a_name_may_have_a_port_though_e2b_knows_none():
 @pytest.mark.parametrize(
     ("template", "sealed", "settled"), [(None, True, False), (NetworkPolicy(), True, True), (None, False, True)]
 )
-def test_what_a_template_or_a_lack_of_walls_has_settled_stays_so_where_nothing_is_asked_for(
-    template, sealed, settled, tmp_path
-):
+def test_the_default_of_template_or_backend_stays_without_a_request(template, sealed, settled, tmp_path):
     place = dict.fromkeys(("python", "python_version", "python_prefix", "root"), "")
     made = Template(name="python", version="0" * 32, network=template, **place)
     networks = Networks(OperatorsNetwork(allow=("*:*",)), PackagesConfig(), tmp_path, sealed=sealed)
@@ -142,7 +140,7 @@ def test_what_a_template_or_a_lack_of_walls_has_settled_stays_so_where_nothing_i
         ({"rules": {"a.example": {"transform": 1}}}, "rules[...]: Expected `array`"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_e2bs_words_where_it_has_some(network, says):
+def test_invalid_networks_are_refused_in_e2bs_words(network, says):
     with pytest.raises(errors.InvalidRequest) as refused:
         asked(**network)
     assert says in str(refused.value)
@@ -158,12 +156,12 @@ def test_what_makes_no_sense_is_refused_in_e2bs_words_where_it_has_some(network,
         {"rules": {"a.example": [{"transform": {"headers": {"A": "Bearer ${e2b.identity.tokens.aws}"}}}]}},
     ],
 )
-def test_what_this_server_does_not_have_is_refused_by_name(network):
+def test_unsupported_network_features_are_refused_by_name(network):
     with pytest.raises(NotSupported, match="|".join(("dnsServers", "egressProxy", "httpsPorts", "keeps no secrets"))):
         asked(**network)
 
 
-def test_what_is_empty_asks_for_nothing():
+def test_empty_fields_request_nothing():
     nothing = asked(allowOut=[], denyOut=[], rules={}, dnsServers=[], httpsPorts=[], egressProxy=None)
     assert nothing == E2bEgressRequest() == asked(rules={"a.example": [{"transform": {}}, {}]})
 
@@ -171,7 +169,7 @@ def test_what_is_empty_asks_for_nothing():
 # -- headers that are added
 
 
-def test_a_rule_is_a_secret_for_what_is_allowed_and_allows_nothing():
+def test_a_rule_is_a_secret_for_allowed_hosts_and_allows_none():
     rules = {"API.example.com": [{"transform": {"headers": {"X-Key": "one", "B": "2"}}}], "*.example.org": []}
     for network in ({}, {"denyOut": [ALL], "allowOut": ["*.example.com"]}):
         policy = policy_from_request(asked(rules=rules, **network), EVERYTHING)

@@ -133,7 +133,7 @@ def test_its_boot_is_its_own_and_lasts_as_long_as_its_memory(box, single):
 # -- what is said of one that is paused
 
 
-def test_what_is_told_of_a_paused_sandbox(create, api):
+def test_a_paused_sandbox_is_described(create, api):
     box = create(timeout=120, lifecycle={"on_timeout": "pause", "auto_resume": False}, metadata={"a": "b"})
     running = api.get(f"/sandboxes/{box.sandbox_id}").json()
     assert running["lifecycle"] == {"autoResume": False, "onTimeout": "pause"}
@@ -162,7 +162,7 @@ def test_lists_tell_those_that_run_from_those_that_are_paused(create, server, ap
     assert [each["sandboxID"] for each in version_1] == [awake.sandbox_id]
 
 
-def test_what_takes_a_running_sandbox_says_that_it_is_paused(box, api):
+def test_operations_on_a_paused_sandbox_report_the_pause(box, api):
     box.pause()
     with pytest.raises(SandboxException, match=r"409: .*paused"):
         box.set_timeout(60)
@@ -207,7 +207,7 @@ def test_connecting_says_whether_it_was_paused(box, api):
 # -- at its timeout, and by traffic
 
 
-def test_it_is_paused_at_its_timeout_and_goes_on_when_somebody_connects(create):
+def test_it_is_paused_at_its_timeout_and_resumes_on_connect(create):
     box = create(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": False})
     box.run_code("x = 41")
     box.set_timeout(0)
@@ -228,7 +228,7 @@ def test_the_pause_at_its_timeout_can_leave_its_memory_behind(create, api):
     assert box.files.read("kept.txt") == "kept"
 
 
-def test_who_uses_it_wakes_it_where_that_was_asked_for(create):
+def test_use_resumes_a_sandbox_created_with_auto_resume(create):
     box = create(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True})
     box.run_code("x = 41")
     for use in (lambda: box.run_code("x + 1").text == "42", lambda: box.commands.run("echo on").stdout == "on\n"):
@@ -238,7 +238,7 @@ def test_who_uses_it_wakes_it_where_that_was_asked_for(create):
     assert box.is_running()  # the client asks with its token
 
 
-def test_what_needs_no_token_wakes_nobody(create, server, api):
+def test_requests_without_a_token_resume_no_sandbox(create, server, api):
     box = create(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True})
     box.pause()
     asked = httpx.get(f"{server.url}/e2b/health", headers=sandbox_headers(box, 49983))

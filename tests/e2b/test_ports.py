@@ -98,7 +98,7 @@ def test_a_body_of_unknown_length_is_carried_in_chunks(server, box):
     assert answer.json()["size"] == 100_000
 
 
-def test_a_program_never_sees_what_opens_its_sandbox(server, box):
+def test_a_program_never_sees_the_tokens_of_its_sandbox(server, box):
     secret = {"X-Access-Token": box._envd_access_token, "E2B-Traffic-Access-Token": box.traffic_access_token}
     seen = httpx.get(server.url, headers={**routed(box), **secret}).text
     assert not any(value and value in seen for value in secret.values())
@@ -126,7 +126,7 @@ def test_a_websocket_is_carried_both_ways(server, box, message):
         assert socket.recv(timeout=20) == message
 
 
-def test_a_port_where_nobody_listens_is_said_to_be_closed(server, box):
+def test_a_port_without_a_listener_is_reported_closed(server, box):
     answer = httpx.get(server.url, headers=routed(box, 3999))
     assert answer.status_code == 502
     assert answer.json()["sandboxId"] == box.sandbox_id
@@ -180,7 +180,7 @@ def test_a_port_of_a_sandbox_that_has_ended_is_not_found(server):
 
 
 @pytest.mark.long
-def test_a_listener_that_never_accepts_keeps_nobody_else(server, box):
+def test_a_listener_that_never_accepts_blocks_no_other_request(server, box):
     code = "import socket; deaf = socket.socket(); deaf.bind(('127.0.0.1', 3003)); deaf.listen(0)\n"
     code += "held = [socket.socket() for _ in range(4)]\n"
     code += "for s in held: s.setblocking(False); s.connect_ex(('127.0.0.1', 3003))"

@@ -59,7 +59,7 @@ def test_users_homes_and_directories(box: Sandbox):
     assert box.commands.run("pwd", cwd="~/below").stdout == "/home/user/below\n"
 
 
-def test_who_or_where_makes_no_sense(box: Sandbox):
+def test_an_invalid_user_or_directory_is_refused(box: Sandbox):
     with pytest.raises(AuthenticationException, match="invalid username: 'nobody'"):
         box.commands.run("true", user="nobody")
     with pytest.raises(InvalidArgumentException, match="cwd '/not/there' does not exist"):
@@ -115,7 +115,7 @@ def test_a_command_lives_on_when_its_starter_leaves(box: Sandbox):
     assert other.wait().stdout == "got it\n"
 
 
-def test_the_end_is_remembered_for_those_who_come_late(box: Sandbox):
+def test_the_exit_is_remembered_for_late_clients(box: Sandbox):
     command = box.commands.run("exit 4", background=True)
     with pytest.raises(CommandExitException):
         command.wait()
@@ -168,7 +168,7 @@ def test_children_that_keep_the_pipes_do_not_keep_the_caller(box: Sandbox):
     assert box.commands.run("sleep 60 & echo done").stdout == "done\n"
 
 
-def test_killing_the_sandbox_is_told_to_whoever_waits(server):
+def test_killing_the_sandbox_is_reported_to_waiting_clients(server):
     box = Sandbox.create(**server.e2b)
     command = box.commands.run("sleep 60", background=True)
     box.kill()

@@ -14,7 +14,7 @@ async def test_many_commands_at_once(async_box: AsyncSandbox):
     assert [result.stdout for result in results] == [f"{number}\n" for number in range(20)]
 
 
-async def test_all_who_connect_hear_the_same(async_box: AsyncSandbox):
+async def test_all_connected_clients_receive_the_same(async_box: AsyncSandbox):
     command = await async_box.commands.run("read line; seq 20000; echo $line", background=True, stdin=True)
     others = [await async_box.commands.connect(command.pid) for _ in range(3)]
     await command.send_stdin("go\n")
@@ -36,7 +36,7 @@ async def test_a_time_limit(async_box: AsyncSandbox):
         await async_box.commands.run("sleep 60", timeout=1)
 
 
-async def test_killing_the_sandbox_is_told_to_whoever_waits(server):
+async def test_killing_the_sandbox_is_reported_to_waiting_clients(server):
     box = await AsyncSandbox.create(**server.e2b)
     command = await box.commands.run("sleep 60", background=True)
     await box.kill()

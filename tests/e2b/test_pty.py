@@ -57,7 +57,7 @@ def test_a_terminal_lives_on_when_its_starter_leaves(box: Sandbox):
     assert "n=42" in seen(box, again, b"echo n=$((6 * 7))\nexit\n")
 
 
-def test_a_terminal_is_killed_with_what_runs_in_it(box: Sandbox):
+def test_a_terminal_is_killed_with_its_programs(box: Sandbox):
     terminal = box.pty.create(PtySize(cols=80, rows=24))
     assert box.pty.kill(terminal.pid)
     with pytest.raises(CommandExitException):
@@ -65,7 +65,7 @@ def test_a_terminal_is_killed_with_what_runs_in_it(box: Sandbox):
     assert not box.pty.kill(terminal.pid)
 
 
-def test_what_terminals_cannot_do(box: Sandbox):
+def test_unsupported_terminal_operations_are_refused(box: Sandbox):
     terminal = box.pty.create(PtySize(cols=80, rows=24))
     with pytest.raises(SandboxException, match=r"Ctrl\+D"):
         box.commands.close_stdin(terminal.pid)

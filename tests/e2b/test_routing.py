@@ -123,7 +123,7 @@ def test_signed_file_urls_lose_the_prefix_and_are_known_without():
     assert not is_signed_file_url(scope("/files", "path=a"))
 
 
-def test_what_is_behind_sees_no_prefix():
+def test_routed_applications_see_no_prefix():
     asked = scope("/e2b/a b")
     asked["raw_path"] = b"/e2b/a%20b"
     strip_e2b_prefix(asked)
@@ -162,7 +162,7 @@ def test_a_sandbox_that_never_was_is_as_closed_as_one_that_is_private(server, po
     assert answers[0][0] == status
 
 
-def test_why_a_sandbox_is_gone_is_told_to_those_who_held_its_token(server):
+def test_the_end_reason_is_shown_to_holders_of_its_token(server):
     box = Sandbox.create(**server.e2b)
     token = box.traffic_access_token
     box.kill()

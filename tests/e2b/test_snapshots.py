@@ -121,7 +121,7 @@ def test_they_are_listed_in_pages_by_sandbox_and_by_name(server, source, create)
         Sandbox.delete_snapshot(id, **server.e2b)
 
 
-def test_somebody_elses_snapshot_is_one_that_never_was(server, snapshot):
+def test_a_foreign_snapshot_is_unknown(server, snapshot):
     admin = {"X-API-Key": server.key}
     made = httpx.post(f"{server.url}/admin/keys", headers=admin, json={"owner": "snapshot-stranger"}).json()
     theirs = {**server.e2b, "api_key": made["key"]}
@@ -132,7 +132,7 @@ def test_somebody_elses_snapshot_is_one_that_never_was(server, snapshot):
     httpx.delete(f"{server.url}/admin/keys/{made['id']}", headers=admin)
 
 
-def test_what_cannot_be_kept_or_named_is_refused(server, source, api):
+def test_invalid_snapshots_and_names_are_refused(server, source, api):
     path = f"/sandboxes/{source.sandbox_id}/snapshots"
     refused = api.post(path, json={"memory": True})
     assert (refused.status_code, "not memory" in refused.json()["message"]) == (501, True)

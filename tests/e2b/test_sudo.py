@@ -64,7 +64,7 @@ def test_a_cell_may_use_it_though_it_is_root(box: Sandbox):
     assert box.run_code("!sudo -u user id -un").logs.stdout == ["user\n"]
 
 
-def test_what_ends_the_caller_ends_the_command(box: Sandbox):
+def test_a_command_ends_with_its_caller(box: Sandbox):
     command = box.commands.run("sudo sh -c 'echo up; exec sleep 4321'", background=True)
     for stdout, _, _ in command:
         if stdout:
@@ -153,7 +153,7 @@ __import__("time").sleep(60)
 """
 
 
-def test_nobody_can_harm_init_through_its_socket(box: Sandbox):
+def test_no_request_can_harm_init_through_its_socket(box: Sandbox):
     box.commands.run("cat > hostile.py <<'END'\n" + HOSTILE + "\nEND")
     command = box.commands.run("python3 hostile.py", background=True, timeout=120)
     output = ""

@@ -80,7 +80,7 @@ def test_envd_takes_no_other_sandboxs_token(server, box, private):
     assert answer.status_code == 401
 
 
-def test_envds_health_is_for_those_who_have_a_token(server, box):
+def test_envds_health_needs_a_token(server, box):
     """Who has none could else find out which sandboxes there are; E2B's clients send theirs."""
     assert ask(server, box, "GET", "/health", 49983).status_code == 401
     assert ask(server, box, "GET", "/health", 49983, X_Access_Token=box._envd_access_token).status_code == 204
@@ -172,7 +172,7 @@ def test_a_token_in_the_header_wins_over_a_signature(server, box):
     assert get({"path": "c.txt"}).json() == {"code": 401, "message": "missing signature query parameter"}
 
 
-def test_what_cannot_be_good_is_refused_before_any_sandbox_is_looked_at(server):
+def test_malformed_tokens_are_refused_before_any_lookup(server):
     expired = {"path": "a", "signature": "v1_" + "a" * 43, "signature_expiration": "1"}
     assert httpx.get(f"{server.url}/files", params=expired).json()["message"] == "signature is already expired"
     assert decode_signature_digest("v1_" + "a" * 43) is not None
@@ -192,7 +192,7 @@ class Host:
         return self.sandboxes
 
 
-async def test_who_looks_for_a_signer_among_many_holds_nobody_up_and_few_look_at_once():
+async def test_signature_checks_among_many_sandboxes_block_no_other_and_are_limited():
     host, turns = Host(SIGNER_CHECKS_PER_TURN * 20), 0
     residents = E2bSandboxes(host, E2bTokens(b"x" * 32))
 

@@ -46,7 +46,7 @@ def test_an_answer_to_a_watcher_has_all_that_was_done_before_the_question(box):
         watch.get_new_events()
 
 
-def test_what_appears_with_a_directory_is_told_too(box):
+def test_files_that_appear_with_a_directory_are_reported(box):
     box.files.make_dir("d")
     watch = box.files.watch_dir("d", recursive=True)
     box.files.write("d/new/deep/file", "x")
@@ -60,7 +60,7 @@ def test_what_appears_with_a_directory_is_told_too(box):
     assert {event.name for event in watch.get_new_events()} == {"other/deep/file"}
 
 
-def test_entries_come_with_events_of_what_is_still_there(box):
+def test_events_of_existing_files_carry_their_entry(box):
     box.files.make_dir("d")
     watch = box.files.watch_dir("d", include_entry=True)
     box.files.write("d/file", "12345")
@@ -72,7 +72,7 @@ def test_entries_come_with_events_of_what_is_still_there(box):
     assert all(event.entry is None for event in events if event.name == "gone")
 
 
-def test_what_was_missed_is_said_and_the_rest_is_told(box):
+def test_missed_events_are_announced_and_the_rest_is_reported(box):
     box.files.make_dir("d")
     watch = box.files.watch_dir("d")
     box.run_code("for number in range(6000): open(f'd/{number}', 'w').write('x')")  # two changes each, and 10,000 wait
@@ -91,7 +91,7 @@ def test_one_directory_is_watched_under_two_names(box):
     assert [{event.name for event in watch.get_new_events()} for watch in watches] == [{"file"}, {"file"}]
 
 
-def test_what_cannot_be_watched_is_refused(box):
+def test_unwatchable_paths_are_refused(box):
     box.files.write("file", "x")
     with pytest.raises(FileNotFoundException):
         box.files.watch_dir("none")

@@ -55,7 +55,7 @@ def test_a_wrong_answer_is_never_explained_by_a_fault():
     assert [each.operation for each in book.failures] == ["text"]
 
 
-def test_a_fault_explains_what_it_can_hurt_and_as_often_as_it_can():
+def test_a_fault_explains_only_failures_that_it_can_cause():
     book = Book()
     fault = book.fault("newest cell killed", "gone", victims=1)
     book.failed("text", time.monotonic(), Lost("died"))
@@ -64,14 +64,14 @@ def test_a_fault_explains_what_it_can_hurt_and_as_often_as_it_can():
     assert book.caused == {"newest cell killed": 1} and len(book.failures) == 2 and fault.victims == 0
 
 
-def test_what_began_after_a_fault_was_over_is_not_its_doing():
+def test_failures_begun_after_a_fault_are_not_explained_by_it():
     book = Book()
     book.fault("zygote killed", "unavailable").over(after_seconds=0)
     book.failed("text", time.monotonic() + 1, errors.NurseryFailed("no"))
     assert len(book.failures) == 1
 
 
-def test_whoever_is_told_to_come_back_is_counted_and_no_failure():
+def test_a_request_told_to_retry_is_counted_and_no_failure():
     book = Book()
     book.failed("text", time.monotonic(), errors.Busy("later", retry_after_seconds=1))
     assert book.refused == {"text": 1} and not book.failures

@@ -101,7 +101,7 @@ async def test_a_sandbox_that_could_not_be_made_leaves_its_place(small: Engine):
     assert sandboxes(small).in_use == 0
 
 
-async def test_whoever_stops_waiting_for_a_sandbox_leaves_no_trace(small: Engine):
+async def test_a_cancelled_wait_for_a_sandbox_leaves_no_trace(small: Engine):
     boxes = [await small.create(of("ann")) for _ in range(3)]
     waiting = [asyncio.create_task(small.create(of("bob"))) for _ in range(3)]
     await until(lambda: sandboxes(small).waiting == 3)
@@ -141,7 +141,7 @@ async def test_one_execution_too_many_waits_and_its_time_begins_when_it_does(sma
 
 
 @pytest.mark.parametrize("end", ["sandbox", "context", "request"])
-async def test_an_execution_that_waits_ends_with_what_it_is_in(small: Engine, end: str):
+async def test_a_waiting_execution_ends_with_its_context_or_sandbox(small: Engine, end: str):
     busy = await small.create(of("ann"))
     other = await small.create(of("bob"))
     contexts = [busy.context(), await busy.create_context()]
@@ -169,7 +169,7 @@ async def test_an_execution_that_waits_ends_with_what_it_is_in(small: Engine, en
         await each.aclose()
 
 
-async def test_a_restart_does_not_drop_what_waits_for_room_on_the_host(small: Engine):
+async def test_a_restart_does_not_drop_executions_that_wait_for_capacity(small: Engine):
     busy, other = await small.create(of("ann")), await small.create(of("bob"))
     long = [context.execute(SLEEP) for context in (busy.context(), await busy.create_context())]
     for each in long:
@@ -226,7 +226,7 @@ async def test_where_several_owners_are_known_none_takes_all_after_a_restart(
         assert sum(sandboxes(engine).enter_now("ann") for _ in range(30)) == 18
 
 
-async def test_whoever_waits_when_the_host_shuts_down_is_told(own_config: Config, opening):
+async def test_waiting_requests_are_told_of_the_shutdown(own_config: Config, opening):
     capacity = CapacityConfig(sandboxes=1, executions=1)
     config = msgspec.structs.replace(own_config, capacity=capacity, pool=PoolConfig(ready=0))
     async with opening(config) as engine:
@@ -299,7 +299,7 @@ async def test_a_sandbox_whose_programs_find_no_room_stays_paused(small: Engine)
         await each.aclose()
 
 
-async def test_what_was_begun_for_an_owner_before_they_were_shut_out_is_not_made(small: Engine):
+async def test_creations_begun_before_an_owners_lockout_are_abandoned(small: Engine):
     """Also where that is over before the cell is there."""
     admission = small.housing.admission
     making = asyncio.create_task(small.create(SandboxSpec(owner="erased")))

@@ -29,7 +29,7 @@ async def ended(process: SandboxProcess) -> Exited:
     return process.exited
 
 
-async def test_what_nobody_reads_does_not_block_the_process_and_its_end_is_kept(box: Sandbox):
+async def test_unread_output_does_not_block_the_process_and_its_end_is_kept(box: Sandbox):
     process = await box.commands.start(LINES, background=True)
     assert (await ended(process)).exit_code == 5
     events = await process.next_events()
@@ -41,7 +41,7 @@ async def test_what_nobody_reads_does_not_block_the_process_and_its_end_is_kept(
     assert isinstance(events[-1], Exited) and await process.next_events() == []
 
 
-async def test_a_result_says_what_is_missing_of_it(box: Sandbox):
+async def test_a_result_reports_its_missing_output(box: Sandbox):
     process = await box.commands.start(LINES, background=True)
     await ended(process)
     result = await process.result()
@@ -56,7 +56,7 @@ async def test_iterating_tells_of_the_gap_first(box: Sandbox):
     assert isinstance(events[0], Truncated) and isinstance(events[-1], Exited)
 
 
-async def test_the_bound_is_of_our_memory_and_not_of_what_was_written(box: Sandbox):
+async def test_the_limit_counts_host_memory_and_not_written_bytes(box: Sandbox):
     process = await box.commands.start(SMILES, background=True)
     await ended(process)
     texts = [event.text for event in await process.next_events() if isinstance(event, Output)]
@@ -73,7 +73,7 @@ async def test_a_slow_reader_stops_a_program_at_that_much_of_our_memory(box: San
         )  # one more of them fits
 
 
-async def test_nothing_is_dropped_while_somebody_reads_however_slowly(box: Sandbox):
+async def test_nothing_is_dropped_while_a_slow_reader_reads(box: Sandbox):
     process = await box.commands.start("read _; " + LINES, background=True, stdin=True)
     kept = []
     with process.reading():
@@ -107,7 +107,7 @@ async def test_a_process_has_one_reader_at_a_time(box: Sandbox):
 
 
 @pytest.mark.parametrize("how", ["kill the process", "end the sandbox"])
-async def test_what_waits_is_freed_at_the_end_and_not_by_the_garbage_collector(engine: Engine, how: str):
+async def test_queued_output_is_freed_at_the_end_and_not_by_the_garbage_collector(engine: Engine, how: str):
     box = await engine.create(SandboxSpec())
     process = await box.commands.start("seq 200000; exec sleep 100", background=True)
     while process._events._bytes < 1_000_000:
@@ -144,7 +144,7 @@ async def test_of_a_job_that_ended_only_its_end_is_remembered(engine: Engine):
     await box.kill()
 
 
-async def test_an_execution_that_nobody_starts_is_freed_with_its_code(box: Sandbox):
+async def test_an_unstarted_execution_is_freed_with_its_code(box: Sandbox):
     execution = box.context().execute("#" * 1_000_000)
     left = weakref.ref(execution)
     gc.disable()
@@ -155,7 +155,7 @@ async def test_an_execution_that_nobody_starts_is_freed_with_its_code(box: Sandb
         gc.enable()
 
 
-async def test_an_execution_that_has_ended_is_freed_with_what_nobody_read(box: Sandbox):
+async def test_an_ended_execution_is_freed_with_its_unread_output(box: Sandbox):
     execution = box.context().execute("print('x' * 1_000_000)")
     async with execution:
         await execution._events.wait_closed()

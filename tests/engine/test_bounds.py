@@ -64,7 +64,7 @@ async def test_metadata_up_to_its_limits_is_kept(engine: Engine):
 # -- watches
 
 
-async def test_changes_that_nobody_reads_are_bounded_by_the_bytes_of_their_paths(box: Sandbox):
+async def test_unread_changes_are_bounded_by_the_bytes_of_their_paths(box: Sandbox):
     await run(box, "import os\nfor _ in range(14): os.mkdir('d' * 250); os.chdir('d' * 250)\ndeep = os.getcwd()")
     deep = (await box.context().execute("print(deep)").result()).stdout.strip()
     async with box.files.watch(deep) as watch:
@@ -93,7 +93,7 @@ async def test_a_watch_that_could_not_start_does_not_count(box: Sandbox):
             await box.files.watch("nowhere").__aenter__()
 
 
-async def test_what_the_kernel_dropped_inside_is_told_to_every_watch(box: Sandbox):
+async def test_events_dropped_by_the_kernel_are_announced_to_every_watch(box: Sandbox):
     await box.files.make_dir("busy")
     await box.files.make_dir("calm")
     async with box.files.watch("busy") as busy, box.files.watch("calm") as calm:
@@ -153,7 +153,7 @@ async def test_few_unusual_kinds_of_cells_wait_at_once(engine: Engine):
     await asyncio.gather(*(engine.housing._pools.pop(key).aclose() for key in engine.housing._odd_pools))
 
 
-async def test_a_pool_that_nobody_uses_is_forgotten(engine: Engine, monkeypatch):
+async def test_an_unused_pool_is_removed(engine: Engine, monkeypatch):
     monkeypatch.setattr(housing_module, "KEEP_OTHER_SECONDS", 0.3)
     engine.housing._drop_idle_pools()
     await (await engine.create(SandboxSpec(limits=odd(100)))).kill()

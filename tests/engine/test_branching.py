@@ -111,7 +111,7 @@ async def test_numbers_of_one_open_file_stay_together_and_others_apart(box: Sand
     assert await value(fork, "temporary.seek(0); temporary.read()") == "b'kept'"
 
 
-async def test_shared_memory_that_is_nobody_elses_is_copied(box: Sandbox):
+async def test_private_shared_memory_is_copied(box: Sandbox):
     """Locks of `multiprocessing`, which many libraries make; one that is held in a copy is free in the others."""
     context = box.context()
     await value(context, "import mmap, multiprocessing as mp, os\nlock = mp.RLock(); memory = mmap.mmap(-1, 8192)")
@@ -249,7 +249,7 @@ _REFUSED = {
 }
 
 
-async def test_what_would_not_be_copied_whole_is_refused_by_name_and_goes_on(box: Sandbox):
+async def test_state_that_cannot_be_copied_is_refused_by_name_and_runs_on(box: Sandbox):
     context = box.context()
     for name, (begin, end) in _REFUSED.items():
         await value(context, begin)
@@ -269,7 +269,7 @@ async def test_other_languages_are_refused(box: Sandbox):
         await context.fork()
 
 
-async def test_a_program_that_breaks_what_we_look_at_is_refused(box: Sandbox):
+async def test_a_program_that_breaks_inspection_is_refused(box: Sandbox):
     context = box.context()
     await value(context, "import random; kept = random.getstate; random.getstate = lambda: 1 / 0")
     with pytest.raises(errors.NotCopyable, match="ZeroDivisionError"):
@@ -328,7 +328,7 @@ async def test_how_a_copy_ended_is_told(box: Sandbox):
     assert ended.reason is not None and "exited with code 4" in ended.reason
 
 
-async def test_rolling_back_ends_what_the_program_has_started_since(box: Sandbox, walls: None):
+async def test_rolling_back_ends_processes_started_since(box: Sandbox, walls: None):
     context = box.context()
     mark = await context.checkpoint()
     before = await processes(context)

@@ -121,7 +121,7 @@ async def test_nonsense_instead_of_an_answer_is_an_error_of_its_own_context(
     assert await is_whole(box)
 
 
-async def test_what_nobody_asked_for_is_dropped(box: Sandbox):
+async def test_unrequested_copies_are_dropped(box: Sandbox):
     context = box.context()
     (fork,) = await context.fork()
     await run(

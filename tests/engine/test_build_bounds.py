@@ -97,7 +97,7 @@ async def remove_a_template(records: SqliteSandboxRecords) -> None:
 
 
 @pytest.mark.parametrize("remove", [remove_a_snapshot, wake_one, kill_a_paused_one, remove_a_template])
-async def test_the_environment_of_what_is_removed_is_soon_in_no_file(
+async def test_the_environment_of_a_removed_build_is_soon_in_no_file(
     records: SqliteSandboxRecords, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remove: Callable
 ):
     monkeypatch.setattr(database, "SCRUB_SECONDS", 0.05)
@@ -144,7 +144,7 @@ async def test_the_logs_of_a_build_are_read_with_it_alone_and_go_with_it(records
     assert await records.database.do(lambda db: db.execute(count).fetchone()) == (0,)
 
 
-async def test_what_is_kept_of_a_log_is_small_however_short_its_lines_are():
+async def test_a_stored_log_is_small_however_short_its_lines_are():
     said = BuildLog()
     for _ in range(9000):
         said.output("", "stdout", "1")
@@ -200,7 +200,7 @@ async def test_many_that_are_started_at_once_are_not_more_than_may_wait(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_what_was_recorded_is_not_undone_because_somebody_left(fails: bool):
+async def test_a_recorded_build_is_not_undone_by_a_disconnect(fails: bool):
     undone: list[bool] = []
     begun = asyncio.Event()
 

@@ -43,7 +43,7 @@ async def test_each_owner_has_their_own_under_the_same_digest(files):
 
 
 @pytest.mark.asyncio
-async def test_an_upload_that_breaks_off_or_is_too_large_leaves_what_was_there(files, tmp_path):
+async def test_an_aborted_or_oversized_upload_leaves_the_old_file(files, tmp_path):
     await files.put("a", "d1", chunks(b"whole"), 100)
     with pytest.raises(ConnectionError):
         await files.put("a", "d1", chunks(b"half", then=ConnectionError()), 100)

@@ -41,7 +41,7 @@ async def lined_up(gate: AdmissionQueue, owner: str, order: list[str]) -> asynci
     return task
 
 
-async def test_beyond_its_places_a_gate_lets_nobody_in_until_one_is_given_back():
+async def test_a_full_queue_admits_no_request_until_a_slot_is_released():
     gate = gate_of(2)
     first, _ = await gate.enter("a"), await gate.enter("a")
     waiting = await lined_up(gate, "a", [])
@@ -84,7 +84,7 @@ async def test_owners_take_turns_and_each_is_served_in_order():
     assert order == ["b", "c", "a", "b", "a", "a"]
 
 
-async def test_whoever_gives_up_waiting_leaves_no_trace_and_loses_no_place():
+async def test_a_cancelled_ticket_leaves_no_trace_and_loses_no_slot():
     gate, order = gate_of(1), []
     place = await gate.enter("a")
     leaver, stayer = await lined_up(gate, "a", order), await lined_up(gate, "a", order)
@@ -156,14 +156,14 @@ async def test_one_owner_alone_has_all_places_and_leaves_some_once_there_are_oth
 
 
 @pytest.mark.parametrize(("places", "most"), [(1, 1), (2, 1), (9, 8), (20, 18), (100, 90)])
-async def test_where_places_are_shared_the_first_who_comes_does_not_get_all(places: int, most: int):
+async def test_shared_slots_are_not_all_given_to_the_first_owner(places: int, most: int):
     gate = gate_of(places)
     gate.share()
     assert sum(gate.enter_now("first") for _ in range(2 * places)) == most
     assert gate.enter_now("second") == (places > 1)  # of a single place none can be kept
 
 
-async def test_whoever_goes_on_after_a_pause_leaves_to_others_what_is_kept_for_them():
+async def test_a_resumed_sandbox_leaves_reserved_slots_to_others():
     gate = gate_of(20)
     gate.share()
     paused, other = ExecutionSlots(gate, "a"), ExecutionSlots(gate, "a")
@@ -187,7 +187,7 @@ async def test_the_engine_itself_never_waits():
         await gate.enter("a")
 
 
-async def test_without_memory_nobody_begins_and_everybody_does_once_there_is_some():
+async def test_without_memory_no_ticket_is_admitted_until_there_is_some():
     enough = False
     gate, order = gate_of(10, enough=lambda: enough), []
     tasks = [await lined_up(gate, "a", order) for _ in range(6)]
@@ -204,7 +204,7 @@ async def test_a_lack_of_memory_is_said():
         await gate.enter("a")
 
 
-async def test_closing_tells_everybody_who_waits():
+async def test_closing_refuses_every_waiting_request():
     gate = gate_of(1)
     await gate.enter("a")
     tasks = [await lined_up(gate, owner, []) for owner in ("a", "b", "b")]
@@ -233,7 +233,7 @@ async def test_programs_that_stand_still_hold_no_place_and_take_theirs_again():
     assert gate.in_use == 0
 
 
-async def test_whatever_comes_and_goes_the_count_is_right_and_nobody_is_forgotten():
+async def test_the_count_stays_right_and_no_ticket_is_lost_under_random_load():
     dice = random.Random(8)
     gate = gate_of(5, queued=30, queued_per_owner=10, queue_seconds=0.05)
     seen: Counter[str] = Counter()
@@ -263,7 +263,7 @@ async def test_whatever_comes_and_goes_the_count_is_right_and_nobody_is_forgotte
     assert seen["served"] and seen["busy"] + seen["quota_exceeded"]
 
 
-async def test_what_a_host_can_have_is_worked_out_and_what_is_configured_counts():
+async def test_capacity_is_derived_from_the_host_unless_configured():
     found = max_sandboxes(CapacityConfig())
     assert found.places >= 1 and found.because in ("memory", "descriptors", "processes")
     assert max_executions(CapacityConfig()).places >= 256
@@ -277,7 +277,7 @@ async def test_a_capacity_that_makes_no_sense_is_named(name: str):
         CapacityConfig(**{name: -1})
 
 
-async def test_who_is_turned_away_waits_no_more_and_nobody_else_notices():
+async def test_a_refused_owner_waits_no_more_and_others_are_unaffected():
     gate, order = gate_of(1), []
     place = await gate.enter("a")
     waiting = [await lined_up(gate, owner, order) for owner in ("gone", "stays", "gone")]

@@ -95,7 +95,7 @@ async def test_one_that_ignores_it_is_killed_before_the_next(
     assert run.text == "False" and "state was lost" in run.stderr
 
 
-async def test_whoever_waits_for_the_end_is_let_go_by_a_pause(engine: Engine, box: Sandbox) -> None:
+async def test_a_pause_releases_waits_for_an_end(engine: Engine, box: Sandbox) -> None:
     execution = await begun(box, IGNORES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stopping, "GRACE_SECONDS", 1000)
@@ -153,7 +153,7 @@ async def test_a_detached_run_is_removed_in_a_pause(engine: Engine, box: Sandbox
 
 
 @pytest.mark.parametrize("before", [True, False])
-async def test_a_command_that_is_killed_in_a_pause_is_waited_for_by_nobody(
+async def test_killing_a_command_in_a_pause_does_not_wait_for_its_end(
     engine: Engine, box: Sandbox, before: bool
 ) -> None:
     process = await box.commands.start("sleep 1000")
@@ -171,7 +171,7 @@ async def test_a_command_that_is_killed_in_a_pause_is_waited_for_by_nobody(
             await asyncio.sleep(0.01)
 
 
-async def test_time_stands_still_for_images_too_and_for_what_begins_then(box: Sandbox) -> None:
+async def test_time_stands_still_for_images_and_executions_begun_meanwhile(box: Sandbox) -> None:
     await box.stillness.hold()
     running = asyncio.create_task(box.context().execute("'done'", timeout_seconds=0.05).result())
     ended: list[str] = []

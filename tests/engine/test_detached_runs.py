@@ -243,7 +243,7 @@ async def test_one_without_lines_for_input_is_told_so(engine: Engine, box: Sandb
 
 
 @pytest.mark.parametrize("id", ["", "x", "x" * 21, "x' OR 1=1 --aaaaaaaaaa", "\ud800", "x" + "0" * 20, 7, None])
-async def test_what_is_no_run_is_not_found(engine: Engine, id: object):
+async def test_an_unknown_run_is_not_found(engine: Engine, id: object):
     for ask in (engine.runs.info, engine.runs.attach, engine.runs.result, engine.runs.interrupt, engine.runs.remove):
         with pytest.raises(errors.RunNotFound, match="there is no run"):
             await ask(id, OWNER)
@@ -314,7 +314,7 @@ async def test_another_process_can_read_and_says_when_the_first_has_died(
     second.instance.close()
 
 
-async def test_what_ended_long_ago_is_removed(engine: Engine, box: Sandbox, tmp_path: Path):
+async def test_runs_that_ended_long_ago_are_removed(engine: Engine, box: Sandbox, tmp_path: Path):
     process = Process(tmp_path, Limits(kept_hours=1))
     kept = await process.open()
     old, new = [(await start(kept, box, "1")).id for _ in range(2)]

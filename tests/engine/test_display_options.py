@@ -27,7 +27,7 @@ async def test_nothing_more_than_a_notebook_shows_by_default(box: Sandbox):
     assert run.text is not None and run.text.endswith("...]")
 
 
-async def test_what_is_asked_for_is_shown_in_that_run_only(box: Sandbox):
+async def test_display_options_apply_to_their_run_only(box: Sandbox):
     assert await formats(box, "[1]", DisplayOptions(json=True)) == [["text", "json"]]
     assert [each[:2] for each in await formats(box, SAVING, DisplayOptions(saved_images=True))] == [["text", "png"]]
     whole = await box.context().execute("list(range(2000))", showing=DisplayOptions(whole_text=True)).result()

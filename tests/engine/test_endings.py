@@ -30,7 +30,7 @@ async def until(true) -> None:
 # -- several who wait for one thing
 
 
-async def test_all_who_wait_for_a_process_get_the_same_result(box: Sandbox):
+async def test_all_waiters_for_a_process_get_the_same_result(box: Sandbox):
     process = await box.commands.start("read x; echo got $x", stdin=True)
     waiting = [asyncio.create_task(process.result()) for _ in range(3)]
     cancelled = asyncio.create_task(process.result())
@@ -42,7 +42,7 @@ async def test_all_who_wait_for_a_process_get_the_same_result(box: Sandbox):
     assert results == [results[0]] * 3
 
 
-async def test_all_who_iterate_over_a_process_come_to_the_end(box: Sandbox):
+async def test_all_iterations_over_a_process_come_to_the_end(box: Sandbox):
     process = await box.commands.start("read x; echo got $x", stdin=True)
 
     async def events() -> int:
@@ -54,14 +54,14 @@ async def test_all_who_iterate_over_a_process_come_to_the_end(box: Sandbox):
     assert sum(await asyncio.wait_for(asyncio.gather(*waiting), 20)) == 2  # the output and the end, each once
 
 
-async def test_all_who_wait_for_an_execution_get_the_same_run(box: Sandbox):
+async def test_all_waiters_for_an_execution_get_the_same_run(box: Sandbox):
     execution = box.context().execute("print('out'); 6*7")
     async with execution:
         runs = await asyncio.wait_for(asyncio.gather(execution.result(), execution.result()), 20)
     assert [(run.stdout, run.text, run.outcome) for run in runs] == [("out\n", "42", "ok")] * 2
 
 
-async def test_all_who_wait_for_a_change_are_woken(box: Sandbox):
+async def test_all_waiters_for_a_change_are_woken(box: Sandbox):
     async with box.files.watch(box.spec.cwd) as watch:
         waiting = [asyncio.create_task(anext(watch)) for _ in range(2)]
         await asyncio.sleep(0)
@@ -97,7 +97,7 @@ async def test_a_context_whose_start_is_cancelled_leaves_no_kernel(box: Sandbox)
 # -- the right words
 
 
-async def test_who_waits_when_a_sandbox_ends_hears_how_it_ended(engine: Engine):
+async def test_waiting_callers_receive_the_sandboxes_end_reason(engine: Engine):
     for end, error in (
         (lambda box: box.kill(), errors.SandboxKilled),
         (lambda box: box.end("expired", "deadline", "its deadline passed"), errors.SandboxExpired),
@@ -185,7 +185,7 @@ def _cgroups(engine: Engine) -> list[str]:
     return [] if parent is None else parent.directories
 
 
-async def test_what_held_the_cells_of_a_dead_nursery_is_gone_with_the_engine(own_config: Config, opening):
+async def test_cells_of_a_dead_nursery_are_gone_with_the_engine(own_config: Config, opening):
     async with opening(msgspec.structs.replace(own_config, pool=PoolConfig(ready=0))) as engine:
         box = await engine.create(SandboxSpec())
         (nursery,) = engine.housing._nurseries.values()

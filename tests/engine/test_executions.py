@@ -84,7 +84,7 @@ async def test_output_and_displays_keep_their_order(box: Sandbox):
 
 
 @pytest.mark.parametrize("pause", ["", "time.sleep(0.3)"], ids=["at once", "when all was read"])
-async def test_a_program_that_ends_in_the_middle_of_what_looks_like_ours_loses_nothing(box: Sandbox, pause: str):
+async def test_output_that_ends_within_a_partial_mark_is_kept(box: Sandbox, pause: str):
     """What may be the beginning of a mark (see `guest.wire`) is the program's, once it is known that none follows."""
     code = f"import sys, time; _ = sys.stdout.write('a\\x1b]cloche;'), sys.stdout.flush(); {pause}\n'value'"
     events = [event async for event in box.context().execute(code)]
@@ -163,7 +163,7 @@ async def test_leaving_early_interrupts_and_the_next_run_works(box: Sandbox):
     assert (await run(box, "1")).text == "1"
 
 
-async def test_cancelling_whoever_waits_interrupts(box: Sandbox):
+async def test_cancelling_the_waiting_task_interrupts(box: Sandbox):
     context = box.context()
     waiting = asyncio.create_task(context.execute("import time\ntime.sleep(60)").result())
     while context._running is None or not context._running.started:
@@ -221,7 +221,7 @@ async def test_executions_of_a_killed_sandbox_end_and_say_so(engine: Engine, sta
         context.execute("1")
 
 
-async def test_a_deadline_ends_what_runs(engine: Engine):
+async def test_a_deadline_ends_running_executions(engine: Engine):
     box = await engine.create(SandboxSpec(lifetime_seconds=0.5))
     ended = await run(box, "import time; time.sleep(60)")
     assert (ended.outcome, ended.reason) == ("died", "deadline")
@@ -349,7 +349,7 @@ async def test_a_restart_keeps_the_id_and_loses_the_state(box: Sandbox):
     assert box.context() is context
 
 
-async def test_a_restart_ends_what_the_context_started(box: Sandbox):
+async def test_a_restart_ends_processes_of_the_context(box: Sandbox):
     started = await run(box, "import subprocess\nsubprocess.Popen(['sleep', '1234']).pid")
     await box.context().restart()
     alive = f"import os; open('/proc/{started.text}/cmdline').read() if os.path.exists('/proc/{started.text}') else ''"
@@ -397,7 +397,7 @@ CONTROL = {f"A{number}": "\x01" * 100_000 for number in range(8)}  # 800 kB, and
     ],
     ids=["env", "long argv", "argv", "cwd", "numbers", "no list"],
 )
-async def test_what_fits_into_no_frame_is_refused_and_the_next_run_works(box: Sandbox, how):
+async def test_code_too_large_for_a_frame_is_refused_and_the_next_run_works(box: Sandbox, how):
     with pytest.raises(errors.InvalidRequest):
         await box.context().execute("1", **how).result()
     assert (await asyncio.wait_for(box.context().execute("6*7").result(), 30)).text == "42"

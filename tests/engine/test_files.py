@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.mark.parametrize("size", [0, 1, 256 << 10, (256 << 10) + 1, 5_000_000])
-async def test_what_is_written_is_read(box: Sandbox, size: int):
+async def test_written_content_is_read_back(box: Sandbox, size: int):
     content = os.urandom(size)
     info = await box.files.write("a/b.bin", content)
     assert (info.size_bytes, info.kind, info.name) == (size, "file", "b.bin")
@@ -47,7 +47,7 @@ async def test_the_program_sees_the_callers_files_and_the_other_way_round(box: S
     assert await box.files.read("out.txt") == b"in and out"
 
 
-async def test_a_listing_has_what_is_there(box: Sandbox):
+async def test_a_listing_has_every_entry(box: Sandbox):
     await box.files.write("d/one", b"1")
     await box.files.write("d/deep/two", b"22")
     assert [info.name for info in await box.files.list("d")] == ["deep", "one"]
@@ -98,7 +98,7 @@ async def test_a_path_that_names_nothing_is_refused(box: Sandbox, path):
         (lambda files: files.move("nowhere", "b"), errors.FileNotFound),
     ],
 )
-async def test_what_the_file_system_says_is_an_error_of_its_own(box: Sandbox, work, error):
+async def test_file_system_errors_have_their_own_type(box: Sandbox, work, error):
     await box.files.write("file", b"")
     with pytest.raises(error) as caught:
         await work(box.files)
@@ -292,7 +292,7 @@ async def test_a_file_moved_to_a_directory_lands_in_it(box: Sandbox):
     await box.files.remove(top)
 
 
-async def test_what_is_not_the_callers_is_not_moved(box: Sandbox, engine: Engine):
+async def test_foreign_files_are_not_moved(box: Sandbox, engine: Engine):
     if engine.config.backend == "plain-unsafe":
         pytest.skip("has one user only")
     for path in ("/proc/self/environ", "/etc/passwd", "/usr", "/proc", "/"):
@@ -345,7 +345,7 @@ async def test_a_full_disk_is_an_error_and_loses_nothing(engine: Engine):
         await box.kill()
 
 
-async def test_a_watch_sees_what_happens_below(box: Sandbox):
+async def test_a_watch_reports_changes_below(box: Sandbox):
     await box.files.make_dir("w/sub")
     async with box.files.watch("w", recursive=True) as changes:
         await box.files.write("w/sub/new", b"1")
@@ -402,7 +402,7 @@ async def test_a_write_in_place_whose_source_fails_changes_nothing(box: Sandbox,
     assert [info.name for info in await box.files.list(".")] == ["old"]
 
 
-async def test_what_is_made_with_roots_rights_can_be_given_to_the_user(box: Sandbox, engine: Engine):
+async def test_files_made_as_root_can_be_owned_by_the_user(box: Sandbox, engine: Engine):
     if engine.config.backend == "plain-unsafe":
         pytest.skip("has one user only")
     info = await box.files.write("a/b/f", b"x", user="root", owner="user")

@@ -154,7 +154,7 @@ JSONS = {
 
 
 @pytest.mark.parametrize("kind", JSONS)
-async def test_what_json_takes_in_memory_is_never_underrated(kind: str):
+async def test_the_memory_of_json_is_never_underestimated(kind: str):
     content = JSONS[kind]
     rated = kernel.estimate_parsed_bytes([["application/json", len(content)]], content)
     tracemalloc.start()

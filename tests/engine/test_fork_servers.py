@@ -63,7 +63,7 @@ async def test_one_kernel_and_commands_need_none(box: Sandbox, walls: None):
     assert (await box.commands.run(SEED)).stdout == ""
 
 
-async def test_whoever_asks_at_the_same_time_has_the_same_and_nobody_waits(engine: Engine, walls: None):
+async def test_concurrent_requests_share_a_fork_server_without_waiting(engine: Engine, walls: None):
     for _ in range(6):
         box = await engine.create(SandboxSpec())
         began_at = time.monotonic()
@@ -99,7 +99,7 @@ print(sorted(found))
 """
 
 
-async def test_no_program_has_read_what_another_was_asked_for(sown: Sandbox):
+async def test_no_program_reads_the_request_of_another(sown: Sandbox):
     secret = "kept-" + secrets.token_hex(8)
     script = PythonScript(source=f"print({secret!r})", argv=(secret,))
     asked = await sown.commands.start(script, user="root", env={"SECRET": secret})
@@ -135,7 +135,7 @@ async def test_one_that_is_stopped_holds_up_init_once_and_nothing_runs_twice(sow
     assert await sown.files.read("ran") == b"ran\n"
 
 
-async def test_whoever_kills_seeds_has_programs_that_start_cold_until_there_may_be_another(
+async def test_killing_fork_servers_makes_programs_start_cold_until_the_next(
     sown: Sandbox, monkeypatch: pytest.MonkeyPatch
 ):
     for _ in range(init_client.MAX_FORK_SERVERS + 1):

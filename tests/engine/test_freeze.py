@@ -125,7 +125,7 @@ async def test_holds_are_counted(box: Sandbox) -> None:
         await box.stillness.release()
 
 
-async def test_what_is_asked_of_a_kernel_meanwhile_is_done_afterwards(box: Sandbox) -> None:
+async def test_requests_to_a_frozen_kernel_are_served_afterwards(box: Sandbox) -> None:
     await box.context().execute("x = 20").result()
     await box.stillness.hold()
     asked = asyncio.create_task(box.context().execute("x + 1").result())
@@ -150,7 +150,7 @@ async def test_an_interrupt_meanwhile_comes_afterwards(box: Sandbox) -> None:
                 return
 
 
-async def test_who_stood_still_before_stays_so(box: Sandbox) -> None:
+async def test_a_stopped_process_stays_stopped(box: Sandbox) -> None:
     stopped = await started(box, f"kill -STOP $$; {BUSY}")
     await until(lambda: stopped.states() == {"T"})
     await box.stillness.hold()
@@ -173,7 +173,7 @@ async def test_a_shell_does_not_find_its_child_stopped(box: Sandbox) -> None:
     assert "ended" in said and "Stopped" not in said
 
 
-async def test_who_starts_programs_all_the_time_is_held_as_well(box: Sandbox) -> None:
+async def test_a_process_that_keeps_starting_programs_is_frozen(box: Sandbox) -> None:
     loop = await started(box, "while :; do /bin/true; (exec /bin/true) & wait; done")
     for _ in range(10):
         await box.stillness.hold()
@@ -186,7 +186,7 @@ async def test_who_starts_programs_all_the_time_is_held_as_well(box: Sandbox) ->
 FORKING = "printf -v much %100000000s; while :; do (for ((i = 0; i < 1000; i++)); do :; done); done"
 
 
-async def test_who_is_in_the_middle_of_a_fork_is_held_with_its_child(box: Sandbox) -> None:
+async def test_a_process_in_the_middle_of_a_fork_is_frozen_with_its_child(box: Sandbox) -> None:
     """It stops when it has a child, who may be younger than the list of those who were looked at."""
     forking = await started(box, FORKING)
     await until(lambda: len(forking.pids()) > 1)
@@ -207,7 +207,7 @@ os.waitpid(os.posix_spawn("/bin/true", ["true"], {}, file_actions=[opens]), 0)[1
 """
 
 
-async def test_who_waits_for_a_child_that_shares_its_memory_is_held_as_well(box: Sandbox) -> None:
+async def test_a_process_waiting_for_a_vfork_child_is_frozen(box: Sandbox) -> None:
     """Inside the kernel, for as long as the child, which is stopped, has not become a program of its own."""
     spawning = box.context().execute(SPAWNING)
     async for event in spawning:
@@ -224,7 +224,7 @@ RELAY = "relay() { relay & }; relay"  # each starts the next and ends
 
 
 @pytest.mark.long
-async def test_who_forks_and_ends_at_once_is_held_or_all_run_as_before(box: Sandbox, way: str) -> None:
+async def test_a_forking_chain_is_frozen_or_all_run_on(box: Sandbox, way: str) -> None:
     relay = await started(box, RELAY)
     try:
         await box.stillness.hold()
@@ -264,7 +264,7 @@ async def test_a_sandbox_is_killed_while_it_comes_to_a_stand(engine: Engine) -> 
         assert busy.pids() == []
 
 
-async def test_who_gives_up_holding_leaves_all_running(box: Sandbox) -> None:
+async def test_a_cancelled_freeze_leaves_all_running(box: Sandbox) -> None:
     busy = await started(box, BUSY)
     for pause_seconds in (0, 0.001, 0.004, 0.01):
         holding = asyncio.create_task(box.stillness.hold())

@@ -107,7 +107,7 @@ async def test_files_come_to_another_sandbox(box: Sandbox, fresh: Sandbox, image
     assert os.listdir(kept) == []
 
 
-async def test_who_was_there_before_sees_the_files(box: Sandbox, fresh: Sandbox, images: SandboxImages):
+async def test_programs_started_before_see_the_restored_files(box: Sandbox, fresh: Sandbox, images: SandboxImages):
     """Its working directory is the same one, and its imports find what was installed."""
     await run(box, "open('here.txt', 'w').write('1')")
     await run(fresh, "before = __import__('os').listdir()")
@@ -132,7 +132,7 @@ async def test_installed_packages_are_imported(config: Config, box: Sandbox, fre
     assert await shell(fresh, "python3 -c 'import mine, editable; print(mine.answer, editable.answer)'") == "42 43\n"
 
 
-async def test_made_again_from_an_image_the_first_kernel_imports_what_was_installed(config: Config, engine: Engine):
+async def test_a_sandbox_restored_from_an_image_imports_installed_packages(config: Config, engine: Engine):
     """Also where the template has imported another version of it before."""
     only_for(config, "namespaces")
     box = await engine.create(SandboxSpec())
@@ -182,7 +182,7 @@ async def test_owners_and_modes_of_all_places(config: Config, box: Sandbox, fres
     assert (await fresh.commands.run(unlock, user="root")).stdout == "x\n"
 
 
-async def test_what_does_not_fit_is_no_space(config: Config, engine: Engine, box: Sandbox, images: SandboxImages):
+async def test_an_image_too_large_is_out_of_space(config: Config, engine: Engine, box: Sandbox, images: SandboxImages):
     only_for(config, "namespaces")
     await run(box, "open('big', 'wb').write(bytes(40 << 20))")
     saved = await images.save(guest_of(box), SPACE)
@@ -256,7 +256,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_who_restores_anew_ends_the_one_that_was_given_up(
+async def test_a_new_restore_ends_the_abandoned_one(
     config: Config, box: Sandbox, fresh: Sandbox, images: SandboxImages, monkeypatch
 ):
     """It may have much to unpack yet, and both would empty and fill the same places."""

@@ -113,7 +113,7 @@ async def test_a_kernel_that_cannot_tell_says_why(box: Sandbox):
         await box.context().variables()
 
 
-async def test_what_a_kernel_tells_is_bounded(box: Sandbox):
+async def test_inspection_answers_of_a_kernel_are_bounded(box: Sandbox):
     one = {"name": "n" * 5000, "type": "t" * 500, "preview": "p" * 500, "shape": [-1] * 100, "columns": ["c"] * 90}
     await run(box, _lying("{'more': 5}, " + repr(json.dumps([one] + [{"name": "a", "type": "b"}] * 1500).encode())))
     found = await box.context().variables()
@@ -209,7 +209,7 @@ async def test_a_notebook_is_of_one_context(box: Sandbox):
     assert json.loads(await export_notebook(box, other.id))["metadata"]["kernelspec"]["name"] == "bash"
 
 
-async def test_a_fork_has_run_what_its_origin_had(box: Sandbox):
+async def test_a_fork_has_the_history_of_its_origin(box: Sandbox):
     await run(box, "x = 1")
     (copy,) = await box.context().fork()
     await run(box, "x = 2")

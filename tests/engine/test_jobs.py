@@ -52,7 +52,7 @@ async def test_all_listeners_hear_the_same_and_one_that_leaves_ends_nothing(box:
     assert (streams["stdout"], exited.exit_code) == (b"got one\n", 0)
 
 
-async def test_what_nobody_hears_is_forgotten_and_blocks_nothing(box: Sandbox):
+async def test_output_without_a_listener_is_dropped_and_blocks_nothing(box: Sandbox):
     job = await box.commands.launch(["bash", "-c", "read line; head -c 10000000 /dev/zero; exit 5"], stdin=True)
     job.listen().close()
     await job.send_stdin(b"go\n")
@@ -111,7 +111,7 @@ async def test_a_working_directory_must_be_there(box: Sandbox):
         await box.commands.launch(["true"], cwd="/usr/bin/env")
 
 
-async def test_input_that_nobody_reads_is_refused_at_the_end_and_holds_up_nobody(box: Sandbox):
+async def test_unread_input_is_refused_at_the_end_and_blocks_no_other(box: Sandbox):
     job = await box.commands.launch(["sleep", "60"], stdin=True)
     writing = asyncio.create_task(job.send_stdin(bytes(8 << 20)))
     await asyncio.sleep(0)

@@ -47,7 +47,7 @@ def often(monkeypatch):
     monkeypatch.setattr(metrics, "_DROPPED_AT_ONCE", 4)
 
 
-async def test_whoever_asks_at_once_gets_one_sample(box: Sandbox):
+async def test_concurrent_requests_get_one_sample(box: Sandbox):
     (sample,) = await box.meter.samples_between()
     assert await box.meter.latest_sample() == sample
     assert box.record.created_at <= sample.at <= time.time()
@@ -134,7 +134,7 @@ async def test_without_cgroups_init_is_asked(engine: Engine, box: Sandbox, often
     assert 0 <= samples[-1].cpu_percent <= 100
 
 
-async def test_whoever_cannot_be_asked_any_more_is_not_sampled(often):
+async def test_an_unreachable_sandbox_is_not_sampled(often):
     async def gone() -> CellStats:
         raise errors.SandboxLost("it was lost")
 
@@ -170,7 +170,7 @@ async def test_extending_never_shortens(engine: Engine):
         box.extend(10)
 
 
-async def test_extending_what_has_no_deadline_gives_it_none(box: Sandbox):
+async def test_extending_a_sandbox_without_a_deadline_gives_it_none(box: Sandbox):
     assert box.extend(10).deadline_at is None
 
 

@@ -41,7 +41,7 @@ def test_a_queue_is_full_earlier_when_those_beside_it_hold_too_much():
     assert calls == ["resume"]  # whoever reads goes on, whatever the others do
 
 
-def test_what_is_lost_read_or_forgotten_is_no_longer_held():
+def test_lost_read_or_dropped_output_is_no_longer_held():
     share, gap = QueueBudget(), Dropped()
     losing: EventQueue[str] = EventQueue(share=share)
     losing.lose(gap)

@@ -49,7 +49,7 @@ async def test_without_memory_files_and_settings_are_kept(engine: Engine) -> Non
     assert again.info.created_at == box.info.created_at
 
 
-async def test_what_runs_goes_on_and_its_time_stands_still(engine: Engine) -> None:
+async def test_a_paused_execution_continues_and_its_clock_stops(engine: Engine) -> None:
     box = await engine.create(spec())
     code = "import time\nfor n in range(20): time.sleep(0.05)\n'done'"
     running = asyncio.create_task(box.context().execute(code, timeout_seconds=5).result())
@@ -82,7 +82,7 @@ async def test_a_paused_sandbox_can_be_killed(engine: Engine, memory: bool) -> N
     assert box.id not in {each.id for each in engine.list(OWNER)}
 
 
-async def test_nobody_else_can_pause_or_resume_it(engine: Engine) -> None:
+async def test_other_owners_cannot_pause_or_resume_it(engine: Engine) -> None:
     box = await engine.create(spec())
     await engine.pause(box.id, OWNER, memory=False)
     for act in (engine.pause, engine.resume, engine.kill, engine.snapshot, engine.fork, engine.get, engine.describe):

@@ -180,7 +180,7 @@ async def test_executions_and_commands_count_and_are_refused_before_anything_run
     assert (await box.context().execute("a").result()).text == "1"
 
 
-async def test_where_nothing_is_allowed_nobody_is_told_to_wait(somebody):
+async def test_a_zero_quota_gives_no_retry_time(somebody):
     box = await somebody.box()
     await somebody.may(executions_per_minute=0)
     with pytest.raises(errors.QuotaExceeded, match="ask the operator for some") as refused:
@@ -188,7 +188,7 @@ async def test_where_nothing_is_allowed_nobody_is_told_to_wait(somebody):
     assert refused.value.retry_after_seconds is None
 
 
-async def test_what_was_refused_is_not_counted(somebody, engine):
+async def test_refused_requests_are_not_counted(somebody, engine):
     await somebody.may(executions_per_minute=1)
     box = await somebody.box()
     box.context().execute("1")
@@ -217,7 +217,7 @@ async def test_with_a_sandboxes_own_token_the_key_counts_that_made_it(somebody):
 # --- CPU
 
 
-async def test_whoever_has_used_their_cpu_starts_nothing_more_for_a_while(somebody, engine):
+async def test_an_owner_out_of_cpu_starts_nothing_for_a_while(somebody, engine):
     await somebody.may(cpu_seconds_per_hour=0.2)
     box = await somebody.box("busy")
     await box.context().execute(BUSY).result()
@@ -231,7 +231,7 @@ async def test_whoever_has_used_their_cpu_starts_nothing_more_for_a_while(somebo
     assert 0 < refused.value.retry_after_seconds <= 3600
 
 
-async def test_programs_count_that_nobody_waits_for(somebody, engine):
+async def test_background_programs_count(somebody, engine):
     box = await somebody.box()
     if box._cell.cpu_seconds() is None:
         pytest.skip("without a cgroup for it, the CPU of a sandbox that ends within seconds is what executions say")
@@ -241,7 +241,7 @@ async def test_programs_count_that_nobody_waits_for(somebody, engine):
     assert (await engine.quotas.usage(somebody.owner)).cpu_seconds_last_hour >= 0.25
 
 
-async def test_what_runs_goes_on_slowly_when_the_cpu_is_used_up(somebody, engine):
+async def test_running_programs_are_throttled_when_the_cpu_quota_is_used_up(somebody, engine):
     box = await somebody.box()
     if box._cell.cpu_seconds() is None or "cpu" in cgroups.probe_cgroups().missing:
         pytest.skip("without a cgroup for it, nobody measures or limits the CPU of a sandbox")
@@ -277,7 +277,7 @@ async def test_neither_a_snapshot_nor_a_pause_gives_cpu_back_that_is_used_up(som
     await engine.snapshots.remove(snapshot.id, somebody.owner)
 
 
-async def test_who_runs_out_of_cpu_while_a_sandbox_is_saved_has_none_afterwards(somebody):
+async def test_running_out_of_cpu_during_a_save_applies_afterwards(somebody):
     box = await somebody.box(limits=Limits(cpus=1.0))
     given = limits_of(box)
     with box.charge.extra_room_to_save(MIB):
@@ -399,7 +399,7 @@ async def built(engine: Engine, owner: str, *steps: BuildStep, key_id: str = "")
 
 @pytest.mark.parametrize("quota", ["sandboxes", "memory_bytes", "executions_per_minute"])
 @pytest.mark.parametrize("key_id", ["", "builder"])
-async def test_a_build_takes_of_what_its_owner_and_its_key_may_use(somebody, engine, quota, key_id):
+async def test_a_build_counts_against_owner_and_key(somebody, engine, quota, key_id):
     await somebody.may(key_id, **{quota: 0})
     failed = await built(engine, somebody.owner, BuildStep(kind="RUN", args=("true",)), key_id=key_id)
     assert failed.state == "error" and f"the quota {quota}" in (failed.reason or "")
@@ -407,7 +407,7 @@ async def test_a_build_takes_of_what_its_owner_and_its_key_may_use(somebody, eng
     assert account.sandboxes == account.memory_bytes == account.minute.sum(time.monotonic()) == 0
 
 
-async def test_what_a_build_runs_is_counted_and_what_it_took_is_given_back(somebody, engine):
+async def test_a_builds_usage_is_counted_and_its_slots_are_released(somebody, engine):
     account = engine.quotas.account(QuotaSubject(somebody.owner))
     steps = [BuildStep(kind="RUN", args=("true",))] * 2 + [BuildStep(kind="ENV", args=("A", "$PATH"))]
     done = await built(engine, somebody.owner, *steps)
@@ -416,7 +416,7 @@ async def test_what_a_build_runs_is_counted_and_what_it_took_is_given_back(someb
     assert account.sandboxes == account.memory_bytes == 0
 
 
-async def test_what_is_stored_has_a_quota_and_removing_some_makes_room(somebody, engine):
+async def test_stored_bytes_have_a_quota_and_removing_some_makes_room(somebody, engine):
     box = await somebody.box()
     await box.files.write("/mnt/data/large", b"x" * MIB)
     snapshot = await engine.snapshot(box.id, somebody.owner)
@@ -437,7 +437,7 @@ async def test_what_is_stored_has_a_quota_and_removing_some_makes_room(somebody,
 # --- who may how much
 
 
-async def test_what_is_said_of_one_comes_before_the_defaults(engine):
+async def test_a_quota_of_its_own_overrides_the_defaults(engine):
     defaults = QuotaDefaults(owner=Quota(sandboxes=5, stored_bytes=GIB))
     assert QuotaOverride(sandboxes=7).apply_to(defaults.owner) == Quota(sandboxes=7, stored_bytes=GIB)
     assert QuotaOverride(sandboxes=None).apply_to(defaults.owner) == Quota(stored_bytes=GIB)
@@ -455,7 +455,7 @@ async def test_a_key_stores_nothing_of_its_own(somebody):
         await somebody.may("a key", stored_bytes=1)
 
 
-async def test_another_process_learns_of_a_quota_and_what_was_used_is_kept(somebody, engine, config, opening):
+async def test_another_process_learns_of_a_quota_and_usage_is_kept(somebody, engine, config, opening):
     box = await somebody.box()
     await box.context().execute("1").result()
     await somebody.may(executions_per_minute=1, sandboxes=7)
@@ -499,7 +499,7 @@ async def test_cpu_counts_once_whichever_process_gave_it(somebody, engine, confi
 # --- windows
 
 
-async def test_a_window_forgets_what_is_older_and_says_when():
+async def test_a_window_drops_old_usage_and_reports_when():
     window = SlidingWindow(60.0)
     for now in (1000.0, 1000.5, 1010.0):
         window.count(now)
@@ -512,7 +512,7 @@ async def test_a_window_forgets_what_is_older_and_says_when():
     assert window.sum(5000.0) == 1
 
 
-async def test_a_window_takes_what_was_used_before_it_was_there():
+async def test_a_new_window_includes_earlier_usage():
     window = SlidingWindow(3600.0)
     window.add(7.0, 8000.0, 10_000.0)
     window.add(5.0, 6000.0, 10_000.0)  # too long ago

@@ -88,7 +88,7 @@ async def test_a_paused_sandbox_is_given_up_after_a_while(
         await gone(config, images(config))
 
 
-async def test_whoever_resumes_while_it_leaves_its_cell_gets_it(engine: Engine):
+async def test_a_resume_while_it_leaves_its_cell_succeeds(engine: Engine):
     """And so do those who keep or fork it then."""
     box = await engine.create(SandboxSpec())
     await box.files.write("f", b"kept")
@@ -172,7 +172,7 @@ async def test_a_host_that_ends_during_a_wake_loses_nothing(opening: Opening, ow
             assert waking.exception() is None
 
 
-async def test_whoever_kills_it_while_it_wakes_has_killed_it(engine: Engine):
+async def test_a_kill_during_a_resume_kills(engine: Engine):
     box = await engine.create(SandboxSpec())
     await engine.pause(box.id, ME, memory=False)
     waking = asyncio.create_task(engine.resume(box.id, ME))

@@ -93,7 +93,7 @@ async def test_killing_twice_and_at_once_is_harmless(engine: Engine):
     assert box.info.state == "ended"
 
 
-async def test_what_the_host_does_not_allow_is_refused(engine: Engine):
+async def test_limits_beyond_the_hosts_are_refused(engine: Engine):
     for spec in (
         SandboxSpec(limits=Limits(memory_bytes=1 << 50)),
         SandboxSpec(lifetime_seconds=10**9),
@@ -159,7 +159,7 @@ async def test_many_creates_at_once_are_all_different(engine: Engine):
         await asyncio.gather(*(box.kill() for box in boxes))
 
 
-async def test_the_pool_refills_also_for_who_takes_a_cell_as_a_refill_ends(own_config: Config, opening):
+async def test_the_pool_refills_for_a_cell_taken_as_a_refill_ends(own_config: Config, opening):
     async with opening(own_config) as engine:
         await engine.housing.warm()
         (pool,) = engine.housing._pools.values()
@@ -170,7 +170,7 @@ async def test_the_pool_refills_also_for_who_takes_a_cell_as_a_refill_ends(own_c
         await until(lambda: pool.ready == 2)
 
 
-async def test_the_pool_refills_and_replaces_what_died(own_config: Config, opening):
+async def test_the_pool_refills_and_replaces_dead_cells(own_config: Config, opening):
     async with opening(own_config) as engine:
         await engine.housing.warm()
         (pool,) = engine.housing._pools.values()
@@ -183,9 +183,7 @@ async def test_the_pool_refills_and_replaces_what_died(own_config: Config, openi
         await until(lambda: pool.ready == 2)
 
 
-async def test_a_cell_that_died_while_it_waited_is_not_handed_out_though_nobody_has_noticed(
-    own_config: Config, opening
-):
+async def test_a_dead_pooled_cell_is_not_handed_out_before_it_is_noticed(own_config: Config, opening):
     async with opening(own_config) as engine:
         await engine.housing.warm()
         (pool,) = engine.housing._pools.values()
@@ -338,7 +336,7 @@ async def test_records_are_seen_at_once_and_by_others(tmp_path: Path):
     await asyncio.gather(first.aclose(), second.aclose())
 
 
-async def test_records_of_what_ended_long_ago_are_dropped(tmp_path: Path):
+async def test_records_of_sandboxes_ended_long_ago_are_dropped(tmp_path: Path):
     first = SqliteSandboxRecords(tmp_path / "s")
     await first.open()
     first.put(msgspec.structs.replace(record("old"), state="killed", ended_at=time.time() - 31 * 86400))

@@ -60,7 +60,7 @@ def test_a_frame_before_its_mark_was_read_asks_for_more():
     assert (stream.text, stream.held) == (b"ab", 1)
 
 
-def test_marks_that_nobody_claims_hold_nothing_back_for_ever():
+def test_unclaimed_marks_do_not_hold_back_output():
     stream = Marked()
     stream.feed(b"a" + mark(900) + b"b" + mark(901) + b"c")
     assert stream.text == b"a"
@@ -68,7 +68,7 @@ def test_marks_that_nobody_claims_hold_nothing_back_for_ever():
     assert (stream.text, stream.held) == (b"abc", None)
 
 
-def test_what_stands_at_a_mark_is_handed_on_when_all_has_come():
+def test_output_at_a_mark_is_delivered_when_complete():
     stream = Marked()
     stream.feed(b"a" + mark(900) + b"b\x1b]clo")
     assert stream.text == b"a"
@@ -171,7 +171,7 @@ def test_no_frame_makes_more_than_an_event_or_a_protocol_error(header: dict, bod
     assert kernel.number_field(header, "cpu") >= 0
 
 
-def test_parts_of_a_bundle_are_what_their_type_says():
+def test_parts_of_a_bundle_are_decoded_by_their_type():
     parts = [("text/plain", b"a\xff"), ("image/png", b"\x89PNG"), ("application/vnd.x+json", b'{"a": [1]}')]
     header = {"parts": [[mime, len(content)] for mime, content in parts], "main": True}
     event = kernel.parse_display(header, b"".join(content for _mime, content in parts))

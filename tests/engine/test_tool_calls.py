@@ -40,7 +40,7 @@ print(got[-1], open("count").read())
     assert client.rounds[0][0] == {"city": "0-0"}
 
 
-async def test_what_begins_together_is_a_round_however_it_is_written(box: Sandbox):
+async def test_concurrent_calls_are_one_round_in_any_notation(box: Sandbox):
     client = Client()
     result = await script(
         box,
@@ -241,7 +241,7 @@ print(await echo_it(slow=False))
             assert (await process.result()).stdout == "gave up\nok\n"
 
 
-async def test_what_was_printed_before_a_call_is_there_with_it(box: Sandbox):
+async def test_output_printed_before_a_call_comes_with_it(box: Sandbox):
     async with box.tools.make_offer([ECHO]) as offer:
         source = "print('before'); await echo_it(); print('after')"
         process = await box.commands.start(script=PythonScript(source=source, awaits=True, tools=offer.header))

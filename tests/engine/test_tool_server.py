@@ -45,7 +45,7 @@ print("done")
 """
 
 
-async def test_forged_calls_are_answered_and_harm_nobody(box: Sandbox):
+async def test_forged_calls_are_answered_and_harmless(box: Sandbox):
     async with box.tools.make_offer([ECHO]) as offer, box.tools.make_offer([ECHO]) as other:
         words = json.dumps([offer.header["port"], offer.header["token"]])
         forging = await box.commands.run(["python3", "-c", FORGED, words])
@@ -145,7 +145,7 @@ print([heard(each).count(b"200 times, and this one has") for each in waiting[1:]
         assert (await box.commands.run(connection(offer, program))).stdout == "[1, 1, 1, 1]\n"
 
 
-async def test_results_that_nobody_reads_are_counted_and_have_a_limit(box: Sandbox, monkeypatch: pytest.MonkeyPatch):
+async def test_unread_results_are_counted_and_limited(box: Sandbox, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tools, "MAX_UNREAD_BYTES", 12_000_000)
     program = """
 line = say(b"6\\0" + b"echo_it\\0{}\\0" * 6)
@@ -165,7 +165,7 @@ print(*[head.split()[1].decode() for head in heard(line).split(b"\\n")[:12:2]])
     assert offer.held_bytes == 0
 
 
-async def test_calls_that_nobody_was_told_of_are_counted_as_the_text_that_they_are(box: Sandbox):
+async def test_undelivered_calls_are_counted_by_their_text(box: Sandbox):
     program = """
 first = say(b"1\\0echo_it\\0{}\\0")
 input()
@@ -184,7 +184,7 @@ input()
     assert offer.held_bytes == 0
 
 
-async def test_a_program_is_listened_to_while_there_is_room_for_what_it_says(box: Sandbox):
+async def test_a_program_is_read_while_its_calls_fit_the_limit(box: Sandbox):
     program = """
 lines = [say(b'1\\0echo_it\\0{"a":"' + b"x" * 1_500_000) for _ in range(3)]
 import select
@@ -202,7 +202,7 @@ print([heard(line) for line in select.select(lines, [], [])[0]])
         assert max(held) < 5_000_000
 
 
-async def test_who_only_passes_calls_on_has_their_values_as_text(box: Sandbox):
+async def test_a_forwarding_client_gets_call_values_as_text(box: Sandbox):
     program = """
 say(b'1\\0echo_it\\0 {"a": [1, {"b": "x"}], "n": 123456789012345678901234567890} \\0')
 print([heard(say(b"0\\0echo_it\\0" + bad + b"\\0"))[10:60] for bad in (b"[1]", b'{"a": "\\xff"}', b'{"a": [1,]}')])

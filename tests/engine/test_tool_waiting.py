@@ -112,7 +112,7 @@ async def test_results_must_be_of_calls_that_were_made(box: Sandbox):
         "try: await inner()\nexcept ToolExecutionError: raise ValueError",
     ],
 )
-async def test_what_is_inside_a_tools_function_is_in_no_traceback(box: Sandbox, then: str):
+async def test_internals_of_a_tool_function_are_in_no_traceback(box: Sandbox, then: str):
     def fail(call: ToolCall) -> None:
         raise LookupError("no")
 

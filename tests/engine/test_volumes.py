@@ -79,7 +79,7 @@ async def test_without_walls_there_are_none(opening: Opening, own_config: Config
         assert (await said(await engine.create(SandboxSpec()), "echo on")) == "on\n"
 
 
-async def test_what_is_in_a_volume_outlasts_its_sandboxes_and_the_process(opening: Opening, small: Config):
+async def test_volume_contents_survive_their_sandboxes_and_the_process(opening: Opening, small: Config):
     """With owners, modes, times, links and holes; and its image is all that is left of it on the disk."""
     async with opening(small) as engine:
         await engine.volumes.create("v", ME)
@@ -97,7 +97,7 @@ async def test_what_is_in_a_volume_outlasts_its_sandboxes_and_the_process(openin
     assert list(Path(small.data_dir, "images").iterdir()) == []
 
 
-async def test_a_volume_that_nobody_has_leaves_the_memory_and_comes_back(
+async def test_an_unmounted_volume_leaves_memory_and_comes_back(
     opening: Opening, small: Config, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(volumes, "LINGER_SECONDS", 0.01)
@@ -262,7 +262,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_host_that_is_killed_loses_what_came_after_the_last_image_and_no_more(opening: Opening, small: Config):
+async def test_a_killed_host_loses_only_changes_after_the_last_image(opening: Opening, small: Config):
     host = subprocess.Popen([sys.executable, "-c", DIES, small.data_dir], stdout=subprocess.PIPE, text=True)
     assert host.stdout is not None
     try:

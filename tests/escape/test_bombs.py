@@ -216,7 +216,7 @@ async def test_an_output_flood_is_cut_and_takes_no_memory_of_the_host(tight):
     assert host_memory_bytes() - before < 100 * MIB
 
 
-async def test_an_output_flood_that_nobody_reads_waits_in_the_sandbox(tight):
+async def test_an_unread_output_flood_waits_in_the_sandbox(tight):
     before = host_memory_bytes()
     execution = tight.context().execute("while True: print('x' * 1000)", timeout_seconds=20)
     async with execution:

@@ -83,7 +83,7 @@ async def test_a_symlink_where_the_host_writes_writes_nothing_outside(box, host)
         "ln -s /dev/stdin out",
     ],
 )
-async def test_what_is_no_file_is_not_read_and_does_not_hang(box, make):
+async def test_special_files_are_not_read_and_do_not_hang(box, make):
     assert (await box.commands.run(make)).exit_code == 0
     assert await read_or_refuse(box, "out") is None
     assert (await box.commands.run("echo on")).stdout == "on\n"

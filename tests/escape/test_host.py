@@ -241,7 +241,7 @@ for name in os.listdir("/proc"):
 
 
 @both
-async def test_what_tells_about_the_host_is_masked(box, attack, user):
+async def test_files_about_the_host_are_masked(box, attack, user):
     seen = await attack(
         box,
         """

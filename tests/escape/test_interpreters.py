@@ -53,7 +53,7 @@ async def test_init_runs_nothing_that_a_program_has_planted(box, execute, single
     assert ran and all(pid != 1 and (single or uid == 1000) for pid, uid in ran), ran
 
 
-async def test_what_was_planted_in_one_sandbox_is_in_no_other(engine, execute):
+async def test_planted_files_are_in_no_other_sandbox(engine, execute):
     first = await engine.create(SandboxSpec())
     await execute(first, PLANT)
     await first.kill()
@@ -136,7 +136,7 @@ async def test_a_look_that_never_ends_costs_its_kernel_and_no_more(box, execute,
     assert (await box.commands.run("echo alive", timeout_seconds=10)).stdout == "alive\n"
 
 
-async def test_names_of_files_are_told_as_they_are_and_obeyed_by_nobody(box, attack):
+async def test_hostile_file_names_are_reported_verbatim_and_never_interpreted(box, attack):
     """Terminal escapes, line ends, format strings, markup, traversal, reserved names: they are text."""
     names = [
         "\x1b]0;owned\x07",

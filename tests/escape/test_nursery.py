@@ -239,7 +239,7 @@ libc.mount(b"proc", b"/proc", b"proc", 0, None)
     assert all(len(pids) <= 6 and os.getpid() not in pids for pids in seen["pids"])
 
 
-async def test_the_nursery_cannot_trace_or_kill_what_holds_it(nursery_of):
+async def test_the_nursery_cannot_trace_or_kill_its_parent(nursery_of):
     seen = await ask(
         nursery_of,
         """
@@ -381,7 +381,7 @@ z.Zygote._announce = announce
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_nursery_that_answers_with_what_is_not_a_new_sandbox_is_refused(nursery_of, lie):
+async def test_a_nursery_that_answers_with_a_false_sandbox_is_refused(nursery_of, lie):
     """Above all: the host must never signal a process because a nursery handed it a descriptor."""
     async with nursery_of(LIES[lie]) as engine:
         try:

@@ -23,7 +23,7 @@ DENIED = {"EPERM", "EACCES", "ENOSYS"}
 
 
 @both
-async def test_nobody_is_traced_read_or_robbed(box, attack, user):
+async def test_no_process_is_traced_read_or_robbed(box, attack, user):
     seen = await attack(
         box,
         """
@@ -208,7 +208,7 @@ print("pid" if work() == os.getpid() else "refused", flush=True)
 
 
 @both
-async def test_nobody_types_into_a_terminal_by_a_call(box, user):
+async def test_no_program_types_into_a_terminal_by_a_call(box, user):
     process = await box.commands.start(
         ["python3", "-c", "import fcntl; fcntl.ioctl(0, 0x5412, b'x')"], user=user, pty=(24, 80), timeout_seconds=10
     )

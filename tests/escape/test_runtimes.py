@@ -71,7 +71,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 
 
 @both
-async def test_what_masks_proc_cannot_be_replaced_moved_or_raced(box, attack, user):
+async def test_the_masks_of_proc_cannot_be_replaced_moved_or_raced(box, attack, user):
     """runc, CVE-2025-31133, -52565, -52881: /dev/null or /dev/console were swapped for a link before they were mounted.
 
     Here all of /dev lies in a read-only root that was made before any program ran, and nothing is mounted later.

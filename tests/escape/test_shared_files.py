@@ -47,7 +47,7 @@ async def until(box, path: str) -> None:
 
 
 @both
-async def test_nobody_sees_which_programs_neighbours_and_the_host_open(box, attack, neighbour, user):
+async def test_a_sandbox_cannot_see_programs_that_neighbours_and_the_host_open(box, attack, neighbour, user):
     spying = asyncio.create_task(attack(box, SPY, user))
     await until(box, "/tmp/up")
     await neighbour.sandbox.commands.run(f"{PROGRAM} 12; cat /etc/hosts > /dev/null", timeout_seconds=10)
@@ -126,7 +126,7 @@ answer["merge all"] = attempt(lambda: call("prctl", 67, 1, 0, 0, 0))
     assert seen["mincore"] in (["done: None", 1], ["EPERM", 0])  # "there", whatever is true
 
 
-async def test_what_is_said_to_be_unneeded_stays_in_the_hosts_memory(box, attack):
+async def test_pages_advised_as_unneeded_stay_in_the_hosts_memory(box, attack):
     """Files of the system are on the host's disk: pages of one are asked to go, and stay."""
     seen = await attack(
         box,

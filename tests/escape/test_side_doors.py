@@ -155,7 +155,7 @@ QUICK = ("queued signals", "locked memory")
 @pytest.mark.parametrize(
     "hoard", [pytest.param(each, marks=[] if each in QUICK else pytest.mark.long) for each in HOARDS]
 )
-async def test_a_hoard_leaves_the_neighbour_what_it_needs(box, attack, neighbour, hoard):
+async def test_a_hoard_leaves_the_neighbour_enough(box, attack, neighbour, hoard):
     """With ids of its own for each sandbox, what is counted per user is counted per sandbox; else by its namespace."""
     holding = asyncio.create_task(attack(box, "held = 0\n" + HOARDS[hoard] + HOLD))
     await until(box, "/tmp/held")

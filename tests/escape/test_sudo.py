@@ -72,7 +72,7 @@ print("gone")
     assert await said(elevated, code) == "gone\n"
 
 
-async def test_what_a_command_left_in_the_background_outlives_it(elevated: Sandbox):
+async def test_background_processes_of_a_command_outlive_it(elevated: Sandbox):
     code = """
 connection = start(["sh", "-c", "sleep 78 & exit 3"])
 said = b""

@@ -58,7 +58,7 @@ async def test_nothing_about_the_mount_can_be_changed(one, user):
 
 
 @pytest.mark.parametrize("user", ["user", "root"])
-async def test_it_holds_what_it_may_hold_and_the_sandbox_lives_on(one, other, user):
+async def test_a_full_volume_does_not_harm_the_sandbox(one, other, user):
     full = await one.commands.run("head -c 64M /dev/zero > /mnt/v/big", user=user)
     assert "No space left" in full.stderr
     many = await one.commands.run(f"rm /mnt/v/big; python3 -c '{MANY}'", user=user)
@@ -103,7 +103,7 @@ async def test_another_owners_volume_cannot_be_named(engine, volume):
             await engine.create(SandboxSpec(owner="stranger", volumes={"/mnt/v": ref}))
 
 
-async def test_what_programs_leave_there_leads_the_host_nowhere(engine, volume, one, host):
+async def test_links_left_in_a_volume_do_not_mislead_the_host(engine, volume, one, host):
     """Symlinks, fifos and odd names: whoever reads or writes the volume from outside stays in the vault."""
     await one.commands.run(
         f"cd /mnt/v; ln -s {host.file} out; ln -s / top; ln -s /etc etc; mkfifo pipe; touch $'a\\xff'; ln -s loop loop",

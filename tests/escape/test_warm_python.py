@@ -56,7 +56,7 @@ print(answer(good).startswith('{"error":'), subprocess.run(["python3", "-c", "pr
     assert await said(box, code) == "7\n23 []\nTrue 0\n"
 
 
-async def test_whoever_says_nothing_takes_nobodys_python(box: Sandbox):
+async def test_a_silent_client_blocks_no_other_python(box: Sandbox):
     code = """
 held = [connect() for _ in range(80)]
 for connection in held[:10]:
@@ -68,7 +68,7 @@ print(done.stdout + done.stderr, end="")
     assert (await box.commands.run("echo here")).stdout == "here\n"
 
 
-async def test_who_has_given_up_rights_does_not_get_them_back(box: Sandbox):
+async def test_dropped_rights_do_not_come_back(box: Sandbox):
     """A program that has shut itself in behind a filter of its own, and then runs `python3`."""
     code = """
 import ctypes

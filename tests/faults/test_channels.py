@@ -132,7 +132,7 @@ async def test_a_zygote_that_answers_with(nursery_of, neighbour: Sandbox, monkey
 
 
 @pytest.mark.parametrize("end", ["raise ConnectionResetError(104, 'Connection reset by peer')", "os._exit(1)"])
-async def test_a_first_kernel_that_ends_before_it_is_ready_is_no_fault_of_whoever_asked(nursery_of, end: str):
+async def test_a_first_kernel_that_ends_early_is_not_the_callers_fault(nursery_of, end: str):
     """Init was killed, say, and the kernel was the first to notice. Its child keeps init from noticing before."""
     early = f"import cloche.guest.init.processes as p, os, time\ndef end(*_):\n    os.fork() or time.sleep(60)\n    {end}\nassert p.enter_enclosure\np.enter_enclosure = end"
     async with asyncio.timeout(60), nursery_of(early) as engine:

@@ -107,7 +107,7 @@ class Clocks:
         self.wall += seconds
 
 
-def test_nothing_becomes_old_because_somebody_set_the_clock(monkeypatch):
+def test_nothing_ages_because_the_clock_was_set(monkeypatch):
     clocks = Clocks(monkeypatch)
     past, began = RetentionClock(), clocks.wall
     clocks.go_on(HOUR)

@@ -121,7 +121,7 @@ def test_thousands_of_connections_that_are(running: RunningServer, neighbour: Ne
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_whoever_has_asked_for_something_is_not_sent_away_for_those_who_have_not(poor: RunningServer):
+def test_active_connections_are_not_closed_for_idle_ones(poor: RunningServer):
     with httpx2.Client(base_url=poor.url, timeout=30) as client:
         assert client.get("/health").status_code == 200
         ours = client.get("/health").extensions["network_stream"].get_extra_info("client_addr")
@@ -141,7 +141,7 @@ class Visit:
         self.gone = True
 
 
-def test_whoever_has_most_connections_loses_some_and_what_is_under_way_goes_on():
+def test_the_owner_with_most_connections_loses_idle_ones_only():
     there = HttpConnectionLimiter(64)
     quiet = [Visit("few") for _ in range(4)]
     busy = [Visit("busy", waited_for=False, asked=True) for _ in range(20)]
@@ -165,7 +165,7 @@ def answered(owner: str, count: int) -> list[Visit]:
     return [Visit("proxy", waited_for=False, asked=True, owner=owner) for _ in range(count)]
 
 
-def test_the_newest_of_the_owner_with_the_most_make_room_whoever_the_next_one_is():
+def test_the_newest_connections_of_the_largest_owner_make_room():
     there = HttpConnectionLimiter(64)
     few, many = answered("alice", 4), answered("mallory", 60)
     for visit in (*few, *many):
@@ -253,7 +253,7 @@ def test_too_few_descriptors_for_anything_is_said_and_over_when_there_are_more(r
     neighbour.assert_unharmed()
 
 
-def test_a_stream_that_nobody_reads_holds_its_own_program_up_and_nobody_else(running, mine, neighbour: Neighbour):
+def test_an_unread_stream_blocks_its_own_program_only(running, mine, neighbour: Neighbour):
     with cloche.Sandbox(**mine) as box:
         code = '{"code": "while True: print(chr(120) * 10000)"}'
         path = f"/api/v1/sandboxes/{box.id}/stream"

@@ -83,7 +83,7 @@ def new_key(server: RunningServer) -> httpx2.Response:
 
 
 @pytest.mark.long
-def test_a_full_disk_is_said_to_whoever_needs_it_and_costs_nothing_else(small: tuple[Path, Full]):
+def test_a_full_disk_is_reported_to_its_requests_and_harms_no_other(small: tuple[Path, Full]):
     place, full = small
     with serving(place, env={**CALM, "CLOCHE_POOL_READY": "0"}) as server:
         mine = {"url": server.url, "api_key": server.key}

@@ -80,7 +80,7 @@ async def test_a_sandbox_whose_nursery_hangs_can_be_killed(place: Path, monkeypa
         assert await engine.create(SandboxSpec(owner="me"))
 
 
-async def test_an_init_that_hangs_costs_its_sandbox_and_whoever_waits_is_told(place: Path, monkeypatch):
+async def test_a_hung_init_costs_its_sandbox_and_waiting_callers_get_an_error(place: Path, monkeypatch):
     monkeypatch.setattr(init_client, "HUNG_SECONDS", 0.5)
     async with asyncio.timeout(60), engine_with(place) as engine:
         box, other = [await engine.create(SandboxSpec(owner="me")) for _ in range(2)]

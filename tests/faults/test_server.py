@@ -116,7 +116,7 @@ def own_place(template: Template, tmp_path: Path) -> Path:
     return with_template(tmp_path / "data", template)
 
 
-def test_a_server_killed_under_load_keeps_what_it_promised(template: Template, tmp_path: Path):
+def test_a_server_killed_under_load_keeps_its_promises(template: Template, tmp_path: Path):
     place = own_place(template, tmp_path)
     with loaded(place, 6) as (server, load):
         left = parts(server)

@@ -96,9 +96,7 @@ def test_a_store_locked_for_a_moment_costs_patience_and_no_more(running, mine, n
 
 
 @pytest.mark.long
-def test_a_store_locked_for_long_is_said_and_what_was_to_be_written_is_written_after_it(
-    running, mine, neighbour: Neighbour, place: Path
-):
+def test_a_long_store_lock_is_reported_and_writes_follow_after_it(running, mine, neighbour: Neighbour, place: Path):
     with locked(place / "store.sqlite3"):
         boxes = [cloche.Sandbox(**mine) for _ in range(3)]
         refused = new_key(running)
@@ -122,7 +120,7 @@ def test_a_store_locked_for_long_is_said_and_what_was_to_be_written_is_written_a
         wait_until(lambda: db.execute(known, [box.id for box in boxes]).fetchone() == (3,))
 
 
-async def test_what_cannot_be_written_now_is_written_later_in_its_order(store: Path, hurry: None):
+async def test_failed_writes_are_repeated_later_in_order(store: Path, hurry: None):
     async with opened(store) as db:
         with locked(store):
             for number in range(5):
@@ -140,7 +138,7 @@ async def test_what_cannot_be_written_now_is_written_later_in_its_order(store: P
         assert not db.failing
 
 
-async def test_what_waits_to_be_written_is_bounded_and_the_newest_stays(store: Path, hurry: None, monkeypatch):
+async def test_pending_writes_are_bounded_and_the_newest_stay(store: Path, hurry: None, monkeypatch):
     monkeypatch.setattr(database, "MAX_HELD", 10)
     async with opened(store) as db:
         with locked(store):

@@ -263,7 +263,7 @@ def test_a_body_is_understood_or_refused(claim: Claim, examples: int) -> None:
 
 
 @pytest.mark.parametrize("kind", NATIVE, ids=[kind.__name__ for kind in NATIVE])
-def test_what_is_right_is_understood_and_says_the_same_again(kind: Any) -> None:
+def test_valid_bodies_are_decoded_and_encoded_alike(kind: Any) -> None:
     """Otherwise the examples would be refused for something else than what was changed in them."""
     asked = context.decode_client_message(msgspec.json.encode(NATIVE[kind]), kind)
     assert context.decode_client_message(msgspec.json.encode(asked), kind) == asked

@@ -230,7 +230,7 @@ CLAIMS = [
 
 @EXAMPLES
 @pytest.mark.parametrize("claim", CLAIMS, ids=[claim.name for claim in CLAIMS])
-def test_what_comes_is_understood_or_refused(claim: Claim, examples: int) -> None:
+def test_any_stream_is_decoded_or_refused(claim: Claim, examples: int) -> None:
     holds(lambda value: only_our_errors(claim.decode, value), claim.inputs, examples)
 
 

@@ -68,7 +68,7 @@ def test_it_lands_where_a_dockerfile_would_put_it(tmp_path, source, target, made
     assert made.items() <= found.items()
 
 
-def test_links_and_modes_stay_and_what_was_there_is_replaced(tmp_path):
+def test_links_and_modes_are_kept_and_old_files_replaced(tmp_path):
     root = tmp_path / "root"
     (root / "d/old").mkdir(parents=True)
     (root / "d/l").write_text("a file")
@@ -101,7 +101,7 @@ def test_names_that_lead_out_and_devices_are_left_out(tmp_path):
     assert not (tmp_path / "out").exists() and not Path("/tmp/copied-out").exists()
 
 
-def test_as_a_program_it_says_what_is_wrong(tmp_path):
+def test_as_a_program_it_reports_errors(tmp_path):
     (tmp_path / "archive").write_bytes(b"nothing")
     words = [sys.executable, "-I", "-c", Path(build_copy.__file__).read_text()]
     done = subprocess.run(

@@ -32,7 +32,7 @@ def taken_from_gaps(before: str) -> int:
     return int(done.stdout or done.stderr)
 
 
-def test_what_is_allocated_after_the_gaps_were_filled_lies_behind_them():
+def test_allocations_after_filling_the_gaps_lie_behind_them():
     assert taken_from_gaps("") > 500
     assert taken_from_gaps("heap.fill_heap()") == 0
 
@@ -44,7 +44,7 @@ def test_steps_that_fail_on_trial_are_no_failure():
     assert write_trial.areas_written(fails) == frozenset()
 
 
-def test_steps_on_trial_that_leave_somebody_behind_or_never_end_are_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+def test_trial_steps_that_leave_children_or_never_end_are_not_awaited(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(write_trial, "_SECONDS", 0.5)
     assert write_trial.areas_written(lambda: os.fork() or time.sleep(5)) is not None
     assert write_trial.areas_written(lambda: time.sleep(60)) == frozenset()

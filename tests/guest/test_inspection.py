@@ -78,7 +78,7 @@ def test_arrays_and_tables_have_a_shape(kernel):
     assert (found["np"]["kind"], found["np"]["preview"]) == ("module", "<module 'numpy'>")
 
 
-def test_times_and_what_is_missing(kernel):
+def test_times_and_missing_values_are_shown(kernel):
     found = told(
         kernel,
         "import numpy as np, pandas as pd\n"
@@ -274,7 +274,7 @@ def test_names_that_are_no_identifiers(kernel):
     assert set(found) == {"not a name", "", "\\ud800", "x" * 200}
 
 
-def test_it_waits_for_what_runs(kernel):
+def test_inspection_waits_for_the_running_cell(kernel):
     kernel.start("import time; time.sleep(0.2); x = 1")
     kernel.send({"do": "inspect", "ask": "later"})
     list(kernel.events())

@@ -171,7 +171,7 @@ def test_odd_dataframes_have_data_too(kernel):
     assert data["z"] == [None, {"k": "2024-01-01"}]
 
 
-def test_what_a_thread_displays_after_the_end_belongs_to_no_run(kernel):
+def test_a_threads_late_display_belongs_to_no_run(kernel):
     kernel.run(
         "import threading\ngo = threading.Event()\ndef late():\n    go.wait(); "
         "display('late')\nt = threading.Thread(target=late); t.start()"
@@ -193,7 +193,7 @@ def test_a_cell_that_prints_nothing_ends_without_a_mark(kernel):
     assert [event["mark"] for event in kernel.run("1+1").events] == [None, None]
 
 
-def test_what_nobody_has_read_yet_is_behind_a_mark(kernel):
+def test_unread_output_is_behind_a_mark(kernel):
     kernel.start("print('x')")
     decoder = wire.FrameDecoder(wire.MAX_BODY_FROM_GUEST)
     decoder.feed(kernel.sock.recv(1 << 16))

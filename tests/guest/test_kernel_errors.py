@@ -147,7 +147,7 @@ def test_an_error_has_its_name_and_place_in_the_order(kernel):
 @pytest.mark.parametrize(
     "code", ["%run bad.py", "%%capture\n1/0", "get_ipython().run_cell('1/0');", "%%time\n1/0", "%timeit -n1 -r1 1/0"]
 )
-def test_an_error_in_what_a_cell_runs_is_the_cells(kernel, code):
+def test_an_error_in_run_code_is_the_cells(kernel, code):
     (kernel.data / "bad.py").write_text("x = 1\n1/0\n")
     run = kernel.run(code)
     assert (run.outcome, run.error["name"]) == ("raised", "ZeroDivisionError")

@@ -52,7 +52,7 @@ def test_figures_are_shown_though_the_cell_failed(kernel):
     assert len(pngs(run)) == 1 and run.outcome == "raised"
 
 
-def test_what_lies_outside_of_the_canvas_is_in_the_picture(kernel):
+def test_artists_outside_the_canvas_are_in_the_picture(kernel):
     from PIL import Image
 
     run = kernel.run(
@@ -66,7 +66,7 @@ def test_what_lies_outside_of_the_canvas_is_in_the_picture(kernel):
     assert width > 400
 
 
-def test_the_picture_is_what_savefig_makes(kernel):
+def test_the_picture_equals_savefigs(kernel):
     import numpy
     from PIL import Image
 

@@ -23,7 +23,7 @@ def test_input_is_asked_and_answered(kernel):
     assert "hi Ada\n" in events
 
 
-def test_what_was_printed_before_comes_before_the_question(kernel):
+def test_earlier_output_comes_before_the_prompt(kernel):
     _asked, events = answering(kernel, "print('first'); input()", {"text": ""})
     assert [event if isinstance(event, str) else event["ev"] for event in events][:2] == ["first\n", "input"]
 

@@ -21,7 +21,7 @@ def test_the_environment_of_a_run_ends_with_it(kernel):
     assert kernel.run("print(os.environ['BASE'], 'NEW' in os.environ)").stdout == "base False\n"
 
 
-def test_what_the_program_sets_itself_persists(kernel):
+def test_settings_of_the_program_persist(kernel):
     kernel.run("import os; os.environ['OWN'] = '1'", env={"GIVEN": "x"})
     assert kernel.run("os.environ['OWN'], 'GIVEN' in os.environ").text == "('1', False)"
 
@@ -118,7 +118,7 @@ def test_exiting_hard_ends_the_kernel_only(make_kernel, zygote):
     kernel.close = lambda: None
 
 
-def test_whoever_executes_is_killed_first(kernel):
+def test_the_executing_kernel_is_killed_first(kernel):
     run = kernel.run("open('/proc/self/oom_score_adj').read().strip()")
     assert run.text == "'1000'"
     kernel.run("1")
@@ -174,7 +174,7 @@ def test_a_program_that_spoils_the_count_spoils_nothing_else(kernel, count):
     assert [kernel.run("1+1").text, kernel.run("1+1").text] == ["2", "2"]
 
 
-def test_a_program_that_takes_away_what_others_wait_by_does_not_keep_the_kernel_from_its_next_cell(kernel):
+def test_a_program_that_breaks_waiting_does_not_block_the_next_cell(kernel):
     """As eventlet does."""
     assert kernel.run("import select; del select.poll").outcome == "ok"
     assert kernel.run("1+1").text == "2"

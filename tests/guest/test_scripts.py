@@ -77,12 +77,12 @@ async def test_a_traceback_has_the_programs_lines_and_no_others(box: Sandbox):
     assert wrong[0].endswith('/main.py", line 1') and wrong[-1] == "SyntaxError: invalid syntax"
 
 
-async def test_it_reads_what_it_is_sent_and_has_its_variables(box: Sandbox):
+async def test_a_script_reads_stdin_and_has_its_variables(box: Sandbox):
     source = "import os, sys; print(input(), sys.stdin.read(), os.environ['A'])"
     assert (await ran(box, source, stdin="one\ntwo", env={"A": "b"})).stdout == "one two b\n"
 
 
-async def test_await_outside_of_functions_is_for_those_who_ask_for_it(box: Sandbox):
+async def test_top_level_await_is_optional(box: Sandbox):
     source = "import asyncio\nprint(await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0, 2)))\n1 / 0"
     result = await ran(box, source, awaits=True)
     assert (result.exit_code, result.stdout) == (1, "[1, 2]\n")
@@ -91,7 +91,7 @@ async def test_await_outside_of_functions_is_for_those_who_ask_for_it(box: Sandb
     assert outcome(await ran(box, "print(1)", awaits=True)) == (0, "1\n", "")
 
 
-async def test_what_lies_beside_it_comes_before_what_was_imported(box: Sandbox):
+async def test_modules_beside_a_script_come_before_preimported_ones(box: Sandbox):
     for name in ("decimal.py", "json.py"):
         await box.files.write(name, b"x = 3")
     try:
@@ -135,7 +135,7 @@ async def test_processes_that_it_spawns_have_its_source(box: Sandbox):
     assert [file.name for file in await box.files.list() if file.kind == "file"] == []
 
 
-async def test_what_it_wrote_is_written(box: Sandbox):
+async def test_a_scripts_output_is_flushed(box: Sandbox):
     tee = "import sys\nclass Tee:\n    def __init__(self): self.files = [sys.stdout, open('log', 'w')]\n"
     tee += "    def write(self, text): [file.write(text) for file in self.files]\n    def flush(self): pass\n"
     assert outcome(await ran(box, tee + "sys.stdout = Tee(); print('data')")) == (0, "data\n", "")
@@ -150,7 +150,7 @@ async def test_a_syntax_error_has_its_line(box: Sandbox, source: str):
     assert lines[0].endswith('/main.py", line 2') and lines[1].strip() == source.splitlines()[1].strip()
 
 
-async def test_what_was_never_awaited_is_told_with_the_programs_line(box: Sandbox):
+async def test_an_unawaited_coroutine_is_reported_with_its_line(box: Sandbox):
     result = await ran(box, "async def f(): pass\n\nkept = f()", awaits=True)
     assert result.stderr.startswith("sys:1: RuntimeWarning: coroutine 'f' was never awaited\n")
     assert '/main.py", line 3, in <module>' in result.stderr and "ending.py" not in result.stderr

@@ -283,7 +283,7 @@ def test_a_program_dies_with_its_client(box: cloche.Sandbox):
         assert said(box, start + kill + "; " + gone) == "gone\n"
 
 
-def test_whoever_ends_a_command_ends_what_its_programs_left(box: cloche.Sandbox):
+def test_ending_a_command_ends_its_leftover_programs(box: cloche.Sandbox):
     left = "import subprocess; subprocess.Popen(['sleep', '4711'])"
     process = box.commands.run(f'python3 -c "{left}"; echo up; sleep 99', background=True)
     next(iter(process))
@@ -292,7 +292,7 @@ def test_whoever_ends_a_command_ends_what_its_programs_left(box: cloche.Sandbox)
     assert said(box, gone) == "gone\n"
 
 
-def test_what_is_installed_comes_first(box: cloche.Sandbox):
+def test_installed_packages_come_first(box: cloche.Sandbox):
     place = "cd /mnt/data; s=$(python3 -m site --user-site); mkdir -p $s; "
     assert said(box, place + "echo 'x = 2' > $s/added.py; python3 -c 'import added; print(added.x)'") == "2\n"
     assert said(box, f'python3 -c "{WARM}"') == "True\n"

@@ -211,7 +211,7 @@ answer = [longest("user"), longest("root"), box.run("x + 1").text]"""
     assert user.ask(code) == [True, True, "42"]
 
 
-def test_doctor_says_what_is_best_effort(user: User):
+def test_doctor_lists_best_effort_limits(user: User):
     said = user.run([str(user.home / "venv/bin/cloche"), "doctor"])
     assert "best effort" in said
     assert "Traceback" not in said

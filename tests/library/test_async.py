@@ -117,7 +117,7 @@ async def test_contexts_and_watch(box: cloche.AsyncSandbox):
         assert (await anext(aiter(changes))).path == "/mnt/data/new"
 
 
-async def test_what_is_no_flag_is_refused(box: cloche.AsyncSandbox):
+async def test_a_non_boolean_flag_is_refused(box: cloche.AsyncSandbox):
     context = await box.contexts.get("default")
     for run in (box.run, context.run):
         assert (await run("1", tools=None, detach=False)).text == "1"

@@ -31,7 +31,7 @@ def test_a_context_goes_back_and_is_copied():
             first.forget(mark)
 
 
-def test_what_cannot_be_copied_is_refused_by_name():
+def test_uncopyable_state_is_refused_by_name():
     with cloche.Sandbox() as box:
         context = box.contexts.get()
         context.run("import socket; sock = socket.socket()")

@@ -43,7 +43,7 @@ def test_a_run_goes_on_and_its_events_come_from_any_on(box: cloche.Sandbox):
     assert list(box.attach(run.id, after=attached.last_event)) == []
 
 
-def test_the_object_knows_what_was_seen_through_it(box: cloche.Sandbox):
+def test_a_run_object_knows_its_seen_events(box: cloche.Sandbox):
     run = box.run(COUNT.format(count=5), detach=True)
     seen = []
     while run.state == "running":
@@ -64,7 +64,7 @@ def test_several_read_at_once(box: cloche.Sandbox):
     assert read[0] == read[1] == read[2] and isinstance(read[0][-1], Ended)
 
 
-def test_whoever_waits_in_another_thread_is_let_go(box: cloche.Sandbox):
+def test_a_wait_in_another_thread_is_released(box: cloche.Sandbox):
     run, seen = box.run(LONG, detach=True), []
     attached, begun = run.events(), threading.Event()
 
@@ -146,7 +146,7 @@ def test_how_it_runs_can_be_said(box: cloche.Sandbox):
     ],
     ids=lambda how: "-".join(how),
 )
-def test_what_makes_no_sense_is_refused_before_it_starts(box: cloche.Sandbox, how: dict):
+def test_invalid_arguments_are_refused_before_the_start(box: cloche.Sandbox, how: dict):
     before = [each.id for each in box.runs()]
     with pytest.raises((errors.InvalidRequest, errors.ContextNotFound)):
         box.run("1", detach=True, **how)
@@ -154,7 +154,7 @@ def test_what_makes_no_sense_is_refused_before_it_starts(box: cloche.Sandbox, ho
 
 
 @pytest.mark.parametrize("id", ["", "x", "..", "x/../../y", "\ud800", "\0", "x" + "0" * 20, 7, None])
-def test_what_is_no_run_is_not_found(box: cloche.Sandbox, id):
+def test_an_unknown_run_is_not_found(box: cloche.Sandbox, id):
     with pytest.raises(errors.RunNotFound):
         box.attach(id)
     with pytest.raises(errors.RunNotFound):

@@ -81,7 +81,7 @@ def test_a_paused_sandbox_is_there_for_the_next_process(bare_dir: str):
             assert box.run("import os; open('f').read(), os.environ['E']").text == "('kept', '1')"
 
 
-def test_a_program_that_just_ends_lays_down_what_is_to_be_paused(bare_dir: str):
+def test_a_host_that_exits_pauses_its_pausable_sandboxes(bare_dir: str):
     """Also what its other threads still do with it, when the main one has ended."""
     code = """if True:
         import concurrent.futures, threading

@@ -171,7 +171,7 @@ def test_an_execution_of_a_server_that_says_something_else(said: list[str | byte
         asyncio.run(use())
 
 
-def test_a_terminal_that_nobody_reads_takes_bounded_memory_and_loses_nothing():
+def test_an_unread_terminal_takes_bounded_memory_and_loses_nothing():
     sent = 0
 
     async def flood(connection: ServerConnection) -> None:

@@ -122,7 +122,7 @@ def test_a_program_that_runs_stands_still_and_goes_on(box: cloche.Sandbox):
     assert seen == ["begun\ndone\n"]
 
 
-def test_at_its_deadline_it_is_paused_and_whoever_uses_it_resumes_it():
+def test_at_its_deadline_it_is_paused_and_use_resumes_it():
     with cloche.Sandbox(timeout=600, on_timeout="pause", auto_resume=True) as box:
         box.run("x = 1")
         assert (box.info().on_deadline, box.info().auto_resume) == ("pause", True)
@@ -291,7 +291,7 @@ async def test_the_same_with_await():
 # -- what makes no sense
 
 
-def test_what_makes_no_sense_is_refused_and_changes_nothing(box: cloche.Sandbox):
+def test_invalid_arguments_are_refused_and_change_nothing(box: cloche.Sandbox):
     wrong: list[object] = ["", "a b", "a" * 129, "-a", "python", "base", "s" + "0" * 20, 1]
     for name in wrong:
         with pytest.raises(errors.InvalidRequest):

@@ -196,7 +196,7 @@ def test_answers_that_run_out_or_fail_say_so_in_both(to: dict[str, str]):
             assert (said[0].name, said[0].value) == (said[1].name, said[1].value)
 
 
-def test_what_an_upload_does_to_a_file_happens_at_once_or_not_at_all(to: dict[str, str]):
+def test_an_upload_replaces_a_file_atomically(to: dict[str, str]):
     def breaking():
         yield b"x" * 100_000
         raise ZeroDivisionError
@@ -214,7 +214,7 @@ def test_a_stream_may_begin_long_after_it_was_made(to: dict[str, str], monkeypat
         assert fold(box.stream("6 * 7")).text == "42"
 
 
-def test_a_terminal_ends_though_nobody_reads_what_was_typed(to: dict[str, str]):
+def test_a_terminal_ends_with_unread_input(to: dict[str, str]):
     async def use(server: RemoteTransport) -> None:
         box = await server.create(SandboxSpec())
         try:

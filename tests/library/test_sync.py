@@ -176,7 +176,7 @@ def test_a_lifetime_can_be_given_and_renewed():
         ({"url": "unix:/nowhere/control.sock"}, errors.Unavailable),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_a_reason(how: dict, error: type[Exception]):
+def test_invalid_arguments_are_refused_with_a_reason(how: dict, error: type[Exception]):
     with pytest.raises(error) as caught:
         cloche.Sandbox(**how)
     assert len(str(caught.value)) > 15
@@ -222,7 +222,7 @@ def test_a_command_that_makes_no_sense_is_refused(box: cloche.Sandbox, how: dict
     assert box.commands.run(command).exit_code == 0
 
 
-def test_what_is_the_default_may_be_said(box: cloche.Sandbox):
+def test_default_values_may_be_passed_explicitly(box: cloche.Sandbox):
     assert box.run("1", tools=None, detach=False).text == "1"
     assert box.contexts.get("default").run("2", tools=None, detach=False).text == "2"
 

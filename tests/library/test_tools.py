@@ -83,7 +83,7 @@ await slow
     assert box.run(code, tools=[first, last, tell]).text == "'last'"
 
 
-def test_what_a_function_raises_is_raised_inside(box: cloche.Sandbox):
+def test_a_tools_exception_is_raised_inside(box: cloche.Sandbox):
     run = box.run("await get_weather(city='nowhere')", tools=[get_weather])
     assert run.error is not None and run.outcome == "raised"
     assert (run.error.name, run.error.value) == ("ToolExecutionError", "there is no such city")
@@ -183,7 +183,7 @@ def test_bash_has_tools_too(box: cloche.Sandbox):
     assert piped.stdout == "" and piped.stderr.count('get_weather needs {"city": ..}: give it one JSON object') == 2
 
 
-def test_what_cannot_be_a_tool_is_refused_before_anything_runs(box: cloche.Sandbox):
+def test_an_invalid_tool_is_refused_before_anything_runs(box: cloche.Sandbox):
     async def coroutine() -> None: ...
 
     for tools, why in (

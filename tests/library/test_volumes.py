@@ -28,7 +28,7 @@ def test_sandboxes_share_a_volume(volume):
             cloche.volumes.remove("shared")
 
 
-def test_what_is_in_one_outlasts_sandboxes(volume):
+def test_volume_contents_survive_their_sandboxes(volume):
     for number in range(2):
         with cloche.Sandbox(volumes={"/mnt/v": volume.name}) as box:
             assert box.commands.run("echo x >> /mnt/v/a; wc -l < /mnt/v/a").stdout == f"{number + 1}\n"
@@ -55,6 +55,6 @@ def test_the_same_with_await(volume):
 @pytest.mark.parametrize(
     "volumes", ["shared", ["shared"], {"/mnt/v": 1}, {1: "shared"}, {"/etc": "shared"}, {"/mnt/v": ""}]
 )
-def test_what_makes_no_sense_is_said(library, volumes):
+def test_invalid_volumes_are_refused(library, volumes):
     with pytest.raises(cloche.errors.InvalidRequest):
         cloche.Sandbox(volumes=volumes)

@@ -34,12 +34,12 @@ def test_the_client_works_unmodified(file: str, librechat_server: RunningServer)
     try_out(librechat_server, file)
 
 
-def test_every_user_has_a_token_and_what_is_theirs(librechat_server: RunningServer):
+def test_every_user_has_a_token_and_their_own_files(librechat_server: RunningServer):
     try_out(librechat_server, "users/jwt.test.mjs", CODEAPI_JWT_PRIVATE_KEY=private_pem(SIGNING_KEY))
 
 
 @OLD
-def test_a_user_who_is_limited_reads_for_how_long(own_data_dir: Path):
+def test_a_rate_limited_user_reads_the_retry_time(own_data_dir: Path):
     with serving(own_data_dir, env={"CLOCHE_LIBRECHAT_EXEC_PER_MINUTE": "1"}) as server:
         try_out(server, "users/limited.test.mjs")
 

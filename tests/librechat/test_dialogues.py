@@ -120,7 +120,7 @@ async def test_a_user_can_have_so_many_programs_that_wait_and_all_together_too()
     assert refused(error) == 503
 
 
-async def test_a_program_that_is_ended_answers_whoever_waits():
+async def test_an_ended_program_answers_waiting_requests():
     dialogues = ToolDialogues(TOKENS, wait_seconds=60)
     dialogue = dialogues.begin(ANN, calling(1))
     before = await first(dialogue)
@@ -162,7 +162,7 @@ async def test_results_of_one_program_have_a_limit_together(monkeypatch: pytest.
     assert all("together" in each for each in more)
 
 
-async def test_what_was_told_long_ago_is_forgotten_before_it_is_too_much(monkeypatch: pytest.MonkeyPatch):
+async def test_old_answers_are_dropped_before_the_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dialogue_module, "KEPT_ROUNDS_BYTES", 3000)
 
     dialogues = ToolDialogues(TOKENS, wait_seconds=60)
@@ -180,7 +180,7 @@ async def test_what_was_told_long_ago_is_forgotten_before_it_is_too_much(monkeyp
     assert "call_001" in str(error.value.body)
 
 
-async def test_what_waits_has_a_limit_together(monkeypatch: pytest.MonkeyPatch):
+async def test_waiting_programs_share_a_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dialogues_module, "RUNNING_BYTES", 5 * dialogue_module.DIALOGUE_BYTES)
     dialogues = ToolDialogues(TOKENS, wait_seconds=60)
     waiting = await first(dialogues.begin(ANN, calling(1)))
@@ -214,7 +214,7 @@ async def test_ended_programs_are_forgotten_before_they_are_too_much(monkeypatch
     assert (await told(dialogues, waiting, 1))["status"] == "completed"  # one that waits is not forgotten
 
 
-async def test_what_was_told_is_counted_as_it_is_sent_and_kept_as_nothing_else():
+async def test_sent_answers_are_counted_and_stored_as_sent():
     """As objects, many small values are twenty times larger than as text."""
     many = [{"a": {}}] * 20_000
     released = asyncio.Event()
@@ -243,7 +243,7 @@ def test_results_are_kept_as_text_until_the_program_has_them():
     assert len({failed["call_001"].digest, other["call_001"].digest, results(1, None)["call_001"].digest}) == 3
 
 
-def test_what_is_said_of_tools_has_a_limit():
+def test_tool_descriptions_have_a_limit():
     """It is kept for as long as the program runs, and of a schema only little is needed."""
     schema = {"properties": {"a": {}}, "more": [[]] * 1_400_000}
     with pytest.raises(LibreChatRefusal) as error:
@@ -251,7 +251,7 @@ def test_what_is_said_of_tools_has_a_limit():
     assert refused(error) == 413 and "tools have" in str(error.value)
 
 
-async def test_what_a_program_does_not_read_is_counted(monkeypatch: pytest.MonkeyPatch):
+async def test_unread_results_of_a_program_are_counted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dialogues_module, "RUNNING_BYTES_OF_CALLER", 4 * dialogue_module.DIALOGUE_BYTES)
     dialogues = ToolDialogues(TOKENS, wait_seconds=60)
     dialogue = dialogues.begin(ANN, calling(1))
@@ -324,7 +324,7 @@ async def test_a_request_whose_client_has_left_may_come_again():
     assert ended == ["here"]
 
 
-async def test_an_end_that_nobody_foresaw_is_in_the_log_without_its_words():
+async def test_an_unexpected_end_is_logged_without_its_text():
     async def play(dialogue: ToolDialogue) -> Json:
         raise KeyError("a secret")
 

@@ -45,7 +45,7 @@ def test_an_exception_is_the_programs_own_affair(client: httpx2.Client) -> None:
     assert "1/0" in answer["stderr"] and "ZeroDivisionError" in answer["stderr"]
 
 
-def test_what_old_clients_send_beside_is_ignored(client: httpx2.Client) -> None:
+def test_extra_fields_of_old_clients_are_ignored(client: httpx2.Client) -> None:
     extra = {"LIBRECHAT_CODE_API_KEY": "sekret", "apiKey": "sekret", "user_id": 7, "entity_id": "x", "session_id": [1]}
     assert run(client, "py", "print(1)", files=[], **extra)["stdout"] == "1\n"
 
@@ -64,7 +64,7 @@ def test_what_old_clients_send_beside_is_ignored(client: httpx2.Client) -> None:
         b'{"lang":"py","code":1}',
     ],
 )
-def test_what_has_no_program_in_it_is_refused(client: httpx2.Client, body: bytes) -> None:
+def test_a_body_without_code_is_refused(client: httpx2.Client, body: bytes) -> None:
     answer = client.post("/exec", content=body)
     assert answer.status_code == 400
     assert answer.json()["error"] == "bad_request" and answer.json()["message"]
@@ -84,7 +84,7 @@ def test_what_has_no_program_in_it_is_refused(client: httpx2.Client, body: bytes
         {"runtime_session_hint": 12},
     ],
 )
-def test_what_makes_no_sense_spoils_only_itself(fields: dict[str, Any]) -> None:
+def test_an_invalid_file_spoils_only_itself(fields: dict[str, Any]) -> None:
     asked = decode_exec(json.dumps({"lang": "py", "code": "1", **fields}).encode())
     assert asked.code == "1" and not asked.files and asked.hint is None and asked.timeout_seconds is None
     assert asked.notes and asked.args in ((), ("one",))

@@ -24,7 +24,7 @@ def by_name(answer: Json) -> dict[str, Json]:
     return {file["name"]: file for file in answer["files"]}
 
 
-def test_what_a_program_made_is_an_input_of_the_next(client: httpx2.Client) -> None:
+def test_outputs_of_a_program_are_inputs_of_the_next(client: httpx2.Client) -> None:
     first = run(client, "py", "open('a.txt', 'w').write('one'); open('b.bin', 'wb').write(bytes(range(256)))")
     made = by_name(first)
     assert made["a.txt"]["storage_session_id"] == made["a.txt"]["session_id"] == first["session_id"]
@@ -126,7 +126,7 @@ def test_strangers_find_nothing(client: httpx2.Client, stranger: httpx2.Client, 
     assert run(user("ann"), "bash", "cat ours.csv", files=[ours])["stdout"] == "secret"
 
 
-def test_outputs_belong_to_the_user_who_ran_the_program(user: User) -> None:
+def test_outputs_belong_to_the_user_of_the_program(user: User) -> None:
     made = run(user("ann"), "bash", "echo x > out")["files"][0]
     theirs = user("ben").get(f"/download/{made['storage_session_id']}/{made['id']}", params={"kind": "user", "id": "x"})
     assert theirs.status_code == 404
@@ -186,7 +186,7 @@ def test_a_file_that_is_too_large_is_told(client: httpx2.Client) -> None:
     assert again["stdout"] == f"{size}\n" and names(again, inherited=True) == ["fine.bin"]
 
 
-def test_what_cannot_be_kept_is_told(client: httpx2.Client, single: bool) -> None:
+def test_unstorable_outputs_are_reported(client: httpx2.Client, single: bool) -> None:
     deep = "/".join("abcdefghijkl")
     code = f"mkdir -p {deep}; echo x > {deep}/x; echo x > 'back\\slash'; printf x > $'\\377'; echo x > no; chmod 0 no"
     answer = run(client, "bash", code)
@@ -198,7 +198,7 @@ def test_what_cannot_be_kept_is_told(client: httpx2.Client, single: bool) -> Non
     assert ("'no' was not" in answer["stderr"]) != single
 
 
-def test_what_packages_were_installed_into_is_not_kept_and_said_once(client: httpx2.Client) -> None:
+def test_package_directories_are_not_stored_and_reported_once(client: httpx2.Client) -> None:
     session = {"runtime_session_hint": f"v2:user:{secrets.token_hex(16)}"}
     code = "mkdir -p v/lib node_modules/x; touch v/pyvenv.cfg v/lib/a.py node_modules/x/index.js v/kept; echo 1 > kept"
     first, second = run(client, "bash", code, **session), run(client, "bash", "ls", **session)
@@ -222,7 +222,7 @@ def _file(name: str, sha256: str, *, read_only: bool = False) -> CodeFile:
     )  # fmt: skip
 
 
-def test_changes_are_what_differs() -> None:
+def test_changes_are_the_differing_files() -> None:
     inputs = [
         ProgramInput(path=name, file=_file(name, "1", read_only=name == "ro")) for name in ("same", "new", "gone", "ro")
     ]
@@ -244,7 +244,7 @@ def test_changes_are_what_differs() -> None:
 @pytest.mark.parametrize(
     "survey", [DirectorySurvey(files=(), whole=False), DirectorySurvey(files=(), passed={"unreadable": 1})]
 )
-def test_what_was_not_seen_is_deleted_only_where_all_was_seen(survey: DirectorySurvey) -> None:
+def test_unlisted_files_are_deleted_only_after_a_complete_listing(survey: DirectorySurvey) -> None:
     changes = find_changes(survey, [ProgramInput(path="a", file=_file("a", "1"))], {})
     assert [each.path for each in changes.inherited] == ["a"] and changes.deleted == ()
 

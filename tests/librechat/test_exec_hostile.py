@@ -154,7 +154,7 @@ while time.time() < end:
 
 
 @pytest.mark.skipif(not is_here("c"), reason="this host has no compiler of C")
-def test_nobody_decides_which_languages_others_have(own: Own) -> None:
+def test_a_client_cannot_change_the_languages_of_others(own: Own) -> None:
     """It is the first question about languages that this server is asked, so the answer is looked for."""
     run(own.client, "py", daemon(KILL_PROBES), runtime_session_hint="p")
     run(own.client, "brainfuck", "+", runtime_session_hint="p")
@@ -162,7 +162,7 @@ def test_nobody_decides_which_languages_others_have(own: Own) -> None:
     assert (answer["stdout"], answer["code"]) == ("hello you\n", 7), answer["stderr"]
 
 
-def test_of_whoever_leaves_nothing_is_stored_without_a_name(own: Own) -> None:
+def test_a_disconnected_client_leaves_no_unnamed_files(own: Own) -> None:
     code = "import os\nfor n in range(40): open(f'{n}', 'wb').write(os.urandom(2_000_000))"
     body = json.dumps({"lang": "py", "code": code}).encode()
     url = urlsplit(own.server.url)
@@ -250,7 +250,7 @@ def test_numbers_beyond_all_bounds_spoil_only_themselves(number: float) -> None:
         space_of(LibreChatCaller(owner="o"), asked.files[0].space, "resource_id")
 
 
-def test_what_is_not_looked_at_is_not_even_made() -> None:
+def test_unread_outputs_are_not_created() -> None:
     asked = decode_exec(
         b'{"lang":"py","code":"1","other":' + b"[" * 900 + b"]" * 900 + b',"timeout":"' + b"x" * 2000 + b'"}'
     )
@@ -266,7 +266,7 @@ def test_a_program_that_is_too_long_is_refused(client: httpx2.Client) -> None:
     assert answer.status_code == 413 and "10000001 bytes" in answer.json()["error"]
 
 
-def test_at_its_time_limit_a_program_ends_and_what_was_sent_away_goes_on_in_its_session(client: httpx2.Client) -> None:
+def test_a_time_limit_ends_the_program_and_background_processes_continue(client: httpx2.Client) -> None:
     hint = f"daemon-{os.urandom(8).hex()}"
     code = "setsid sleep 1002 > /dev/null 2>&1 & until pgrep -f 'sleep 1002' > /dev/null; do :; done"
     run(client, "bash", code, runtime_session_hint=hint)

@@ -58,13 +58,13 @@ def test_languages_have_many_names(alias: str) -> None:
     assert language_of(alias) is not None
 
 
-def test_a_language_that_is_not_here_says_what_is(client: httpx2.Client) -> None:
+def test_an_unavailable_language_lists_the_available_ones(client: httpx2.Client) -> None:
     answer = run(client, "brainfuck", "+")
     assert answer["code"] == 1
     assert "bash (Bash), py (Python), js (JavaScript), ts (TypeScript)" in answer["stderr"]
 
 
-def test_what_does_not_compile_is_on_stderr(client: httpx2.Client) -> None:
+def test_compile_errors_are_on_stderr(client: httpx2.Client) -> None:
     if not is_here("c"):
         pytest.skip("this host has no compiler of C")
     answer = run(client, "c", "int main( {")
@@ -127,7 +127,7 @@ def test_bash_takes_programs_of_any_length(client: httpx2.Client) -> None:
     assert run(client, "bash", "echo a\0b")["stdout"] == "ab\n"
 
 
-def test_what_librechats_own_helpers_run(client: httpx2.Client) -> None:
+def test_librechats_own_helper_programs_run(client: httpx2.Client) -> None:
     write = "python3 - <<'PY'\nimport base64\nopen('/mnt/data/a b.txt','w').write('text')\nprint('WROTE 4 bytes')\nPY"
     wrote = run(client, "bash", write)
     assert wrote["stdout"] == "WROTE 4 bytes\n" and names(wrote) == ["a b.txt"]

@@ -71,7 +71,7 @@ def test_a_newer_file_replaces_the_sessions(client: httpx2.Client, hint: str) ->
     assert answer["stdout"] == "new\n" and "'a' is now the newer file" in answer["stderr"]
 
 
-def test_what_could_not_be_kept_is_not_replaced_and_that_is_said(client: httpx2.Client, hint: str) -> None:
+def test_unstorable_files_are_not_replaced_and_reported(client: httpx2.Client, hint: str) -> None:
     assert "'a' was not kept" in run(client, "bash", "truncate -s 1T a", runtime_session_hint=hint)["stderr"]
     answer = run(client, "bash", "stat -c %s a", runtime_session_hint=hint, files=upload(client, {"a": b"other"}))
     assert answer["stdout"] == f"{1 << 40}\n" and "'a' is the session's own" in answer["stderr"]
@@ -83,7 +83,7 @@ def test_of_a_programs_source_nothing_is_left_in_its_session(client: httpx2.Clie
     assert run(client, "bash", "ls -A /tmp | grep program", runtime_session_hint=hint)["stdout"] == ""
 
 
-def test_what_the_session_has_is_not_written_again(client: httpx2.Client, hint: str) -> None:
+def test_files_present_in_the_session_are_not_rewritten(client: httpx2.Client, hint: str) -> None:
     refs = upload(client, {"a": b"x"})
     first, second = (run(client, "bash", "stat -c '%i %z' a", runtime_session_hint=hint, files=refs) for _ in range(2))
     assert first["stdout"] == second["stdout"] != ""
@@ -107,7 +107,9 @@ def test_one_program_at_a_time_and_all_in_turn(client: httpx2.Client, hint: str)
     assert run(client, "bash", "cat n", runtime_session_hint=hint)["stdout"] == "8\n"
 
 
-def test_a_hint_is_nobody_elses(user: User, client: httpx2.Client, stranger: httpx2.Client, hint: str) -> None:
+def test_a_session_hint_is_private_to_its_user(
+    user: User, client: httpx2.Client, stranger: httpx2.Client, hint: str
+) -> None:
     run(user("ann"), "bash", "echo secret > mine", runtime_session_hint=hint)
     for other in (user("ben"), user("ann", "other"), client, stranger):
         answer = run(other, "bash", "ls", runtime_session_hint=hint)
@@ -121,7 +123,7 @@ def test_a_timeout_ends_the_program_and_not_the_session(client: httpx2.Client, h
     assert (answer["stdout"], answer["runtime_status"]) == ("a\n", "reused")
 
 
-def test_whoever_leaves_ends_the_program_and_lets_others_go_on(client: httpx2.Client, hint: str) -> None:
+def test_a_disconnect_ends_the_program_and_releases_the_session(client: httpx2.Client, hint: str) -> None:
     with pytest.raises(httpx2.ReadTimeout):
         body = {"lang": "bash", "code": "echo x > a; sleep 3600", "runtime_session_hint": hint}
         client.post("/exec", json=body, timeout=0.7)

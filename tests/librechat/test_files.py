@@ -88,7 +88,7 @@ def test_the_probe_before_a_turn_says_when_a_file_was_used(client: httpx2.Client
     assert abs(time.mktime(moment) - time.mktime(time.gmtime())) < 120
 
 
-def test_every_detail_of_a_list_has_what_its_clients_read(client: httpx2.Client):
+def test_every_detail_of_a_list_has_the_fields_of_its_clients(client: httpx2.Client):
     session, file = upload(client, "skills/x/SKILL.md", kind="skill", id="66aa", version="3", read_only="true")
 
     def listed(detail: str) -> Any:
@@ -117,7 +117,7 @@ def test_old_clients_know_no_kinds(client: httpx2.Client):
         assert listed["name"].startswith(f"{session}/{file}")
 
 
-def test_a_batch_keeps_slashes_and_says_what_became_of_each(client: httpx2.Client):
+def test_a_batch_keeps_slashes_and_reports_each_result(client: httpx2.Client):
     names = ["pptx/SKILL.md", "pptx/../../etc/passwd", "pptx/scripts/x.py"]
     answer = send(client, form([(name, b"x") for name in names], kind="skill", id="66aa", version="3"), "/upload/batch")
     body = answer.json()
@@ -152,7 +152,7 @@ def seen(client: httpx2.Client, session: str, file: str, **query: str) -> list[A
     return [(each.status_code, each.text) for each in (*answers, deleted[0])]
 
 
-def test_what_is_another_owners_looks_as_if_it_never_was(client: httpx2.Client, stranger: httpx2.Client):
+def test_foreign_files_look_unknown(client: httpx2.Client, stranger: httpx2.Client):
     session, file = upload(client)
     for query in ({}, {"kind": "user", "id": "6630"}):
         nothing = seen(stranger, secrets.token_urlsafe(16)[:21], secrets.token_urlsafe(16)[:21], **query)
@@ -194,14 +194,14 @@ def test_files_of_agents_and_skills_are_for_all_users_of_a_tenant(user: User):
         ({"kind": "x" * 5000}, "bad_request"),
     ],
 )
-def test_an_upload_for_nobody_is_refused(client: httpx2.Client, fields: dict[str, str], said: str):
+def test_an_upload_without_a_user_is_refused(client: httpx2.Client, fields: dict[str, str], said: str):
     for path in ("/upload", "/upload/batch"):
         answer = send(client, form([("a.csv", b"a")], **fields), path)
         assert answer.status_code == 400
         assert answer.json()["error"].startswith(said)
 
 
-def test_nobody_without_a_key_uploads_or_reads(librechat_server: RunningServer):
+def test_uploads_and_reads_need_a_key(librechat_server: RunningServer):
     with client_with(librechat_server, {}) as nobody:
         assert send(nobody, form([("a.csv", b"a")])).status_code == 401
         assert nobody.get(f"/files/{'x' * 21}").status_code == 401
@@ -349,7 +349,7 @@ def test_nothing_is_left_of_an_upload_that_failed(librechat_server: RunningServe
     assert contents(librechat_server) == before
 
 
-def test_what_is_no_form_with_files_is_refused(client: httpx2.Client):
+def test_a_body_that_is_not_a_form_with_files_is_refused(client: httpx2.Client):
     empty = send(client, form([], kind="user"))
     assert (empty.status_code, empty.json()["error"]) == (400, "No files were uploaded")
     plain = client.post("/upload", content=b"{}", headers={"content-type": "application/json"})

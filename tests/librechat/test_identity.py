@@ -90,7 +90,7 @@ def test_a_request_is_asked_once_and_its_principal_is_known_to_all():
     assert request.scope["state"]["principal"] == Principal(owner="chat", role="user", key_id=f"jwt:{KEY_ID}")
 
 
-def test_who_came_through_the_control_socket_is_who_that_says_whatever_headers_say():
+def test_a_control_socket_caller_is_identified_by_the_socket_not_headers():
     request = asking(("X-API-Key", "wrong"), state={"principal": Principal(owner="local", role="admin")})
     assert LibreChatAuth(Gatekeeper(TwoKeys(), OWNER), JWT).caller(request) == LibreChatCaller(
         owner="local", source="local"
@@ -155,7 +155,7 @@ def test_without_keys_programs_on_this_machine_are_served_and_web_pages_are_not(
             door.caller(asking(*headers))
 
 
-def test_a_profile_that_nobody_has_is_refused_in_words_that_clients_know():
+def test_an_unknown_profile_is_refused_in_the_clients_words():
     refusal = refused(("X-API-Key", KEY), ("X-CodeAPI-Expected-Profile", "microvm"))
     assert (refusal.status, refusal.body["code"]) == (400, "execution_profile_mismatch")
 
@@ -175,7 +175,7 @@ class Clock:
         return self.now
 
 
-def test_a_user_waits_as_long_as_is_said_and_nobody_waits_for_another():
+def test_a_rate_limited_user_waits_as_told_and_others_do_not():
     clock, ada, bob = Clock(), LibreChatCaller(owner="o", user="ada"), LibreChatCaller(owner="o", user="bob")
     pace = ProgramRateLimit(20, clock)
     for _ in range(20):
@@ -199,7 +199,7 @@ def test_a_user_waits_as_long_as_is_said_and_nobody_waits_for_another():
     pace.take(ada)
 
 
-def test_without_a_limit_nobody_is_counted_and_with_one_those_who_paused_are_forgotten(monkeypatch):
+def test_users_are_counted_only_with_a_limit_and_idle_ones_dropped(monkeypatch):
     pace = ProgramRateLimit(0)
     for _ in range(1000):
         pace.take(LibreChatCaller(owner="o"))
@@ -278,7 +278,7 @@ def test_a_user_with_a_token_runs_code_and_so_does_a_key_in_a_url(librechat_serv
     ],
     ids=["nothing", "a wrong key", "expired", "forged", "huge", "two", "another profile"],
 )
-def test_nobody_else_runs_any_whatever_key_is_in_the_body(librechat_server, headers, status, error):
+def test_other_callers_cannot_run_programs_with_any_key_in_the_body(librechat_server, headers, status, error):
     answer = run(librechat_server, headers(), LIBRECHAT_CODE_API_KEY=librechat_server.key, apiKey=librechat_server.key)
     assert (answer.status_code, answer.json()["error"]) == (status, error)
     assert answer.json()["message"]

@@ -44,7 +44,7 @@ def written(tmp_path: Path) -> int:
     return sum(each.stat().st_size for each in (tmp_path / "blobs").iterdir())
 
 
-async def test_what_others_are_bringing_takes_room_before_it_is_known(shelf: GatewayStore, tmp_path: Path):
+async def test_uploads_in_progress_reserve_space(shelf: GatewayStore, tmp_path: Path):
     arriving = IncomingUploads(shelf.code_files)
     rooms = [arriving.new_reservation(KEY) for _ in range(10)]
     coming = await asyncio.gather(*(put(shelf, room, pieces(6)) for room in rooms), return_exceptions=True)
@@ -71,7 +71,7 @@ async def test_a_users_room_is_part_of_the_owners(shelf: GatewayStore):
     assert not arriving._bytes and content.bytes == 600
 
 
-async def test_what_is_kept_is_counted_once(shelf: GatewayStore):
+async def test_stored_uploads_are_counted_once(shelf: GatewayStore):
     arriving = IncomingUploads(shelf.code_files)
     for _ in range(2):
         room = arriving.new_reservation(KEY)

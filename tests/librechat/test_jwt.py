@@ -57,7 +57,7 @@ def verifier(settings: JwtConfig = BOTH, clock: Any = time.time) -> JwtVerifier:
     ],
     ids=["EdDSA", "RS256", "no typ", "a list of aud", "of OpenID", "fractions", "a slow clock", "other keys in it"],
 )
-def test_what_librechat_signed_says_who_it_is(token: str):
+def test_a_token_signed_by_librechat_identifies_its_user(token: str):
     holder = verifier(clock=lambda: MADE_AT).verify(token)
     assert (holder.user, holder.tenant) == ("6630f2a1c0ffee0123456789", "legacy")
 
@@ -296,7 +296,7 @@ def test_a_file_of_keys_is_looked_at_now_and_then_and_not_for_each_token(tmp_pat
     assert keys.ids == [KEY_ID, "rsa-1"]
 
 
-def test_what_signs_is_what_checks():
+def test_signing_and_verification_agree():
     """The tests' own signatures are real: else every refusal above would prove nothing."""
     for key, kid in ((ED, KEY_ID), (RSA, "rsa-1")):
         found = JwtKeys(BOTH).find(kid)

@@ -248,7 +248,7 @@ print('{"status": "tool_call_required", "continuation_token": "x", "tool_calls":
         ({"continuation_token": "x", "tool_results": [{"call_id": "call_001", "is_error": "no"}]}, 400, "is_error"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_a_reason(client: httpx2.Client, body: Any, status: int, says: str):
+def test_invalid_arguments_are_refused_with_a_reason(client: httpx2.Client, body: Any, status: int, says: str):
     answer = client.post(PATH, json=body)
     assert answer.status_code == status
     assert says in answer.text
@@ -351,7 +351,7 @@ def test_results_must_be_of_exactly_the_calls_that_were_issued(client: httpx2.Cl
     assert go_on(client, told)["stdout"] == "[2, 4]\n"  # nothing of that has harmed it
 
 
-def test_tokens_that_nobody_was_given_are_invalid(client: httpx2.Client):
+def test_unissued_tokens_are_invalid(client: httpx2.Client):
     told = begin(client, "print(await double(n=1))")
     token: str = told["continuation_token"]
     content, _, signature = token.partition(".")
@@ -379,7 +379,7 @@ def test_tokens_that_nobody_was_given_are_invalid(client: httpx2.Client):
     assert go_on(client, told)["stdout"] == "2\n"
 
 
-def test_a_token_of_somebody_else_is_as_one_of_nobody(user: User, client: httpx2.Client, stranger: httpx2.Client):
+def test_a_foreign_token_answers_like_an_unknown_one(user: User, client: httpx2.Client, stranger: httpx2.Client):
     ann = user("ann")
     told = begin(ann, "print(await double(n=1))")
     others = [user("bob"), user("ann", "other-tenant"), client, stranger]
@@ -474,7 +474,7 @@ def sandboxes(librechat_server: RunningServer) -> Iterator[Callable[[], int]]:
         yield lambda: len(native.get("/api/v1/sandboxes").json())
 
 
-def test_whoever_leaves_before_the_first_answer_takes_the_program_along(
+def test_a_disconnect_before_the_first_answer_ends_the_program(
     librechat_server: RunningServer, sandboxes: Callable[[], int]
 ):
     before = sandboxes()
@@ -487,9 +487,7 @@ def test_whoever_leaves_before_the_first_answer_takes_the_program_along(
     wait_until(lambda: sandboxes() <= before)
 
 
-def test_whoever_leaves_later_finds_the_program_where_it_would_be(
-    client: httpx2.Client, librechat_server: RunningServer
-):
+def test_a_later_disconnect_leaves_the_program_running(client: httpx2.Client, librechat_server: RunningServer):
     code = "import time\nawait double(n=1)\nopen('n', 'a').write('x')\ntime.sleep(0.5)\nprint(await double(n=2))"
     told = begin(client, code)
     given = {"continuation_token": told["continuation_token"], "tool_results": results_of(told)}

@@ -83,7 +83,7 @@ def test_our_own_variables_win(tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_what_makes_no_sense_is_said_with_where_it_came_from(environ, said):
+def test_invalid_settings_are_reported_with_their_source(environ, said):
     with pytest.raises(errors.InvalidConfig, match=said) as refused:
         config.load_config(environ=environ)
     assert SECRET not in str(refused.value) and "t00-brief" not in str(refused.value)

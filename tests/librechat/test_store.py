@@ -122,7 +122,7 @@ def entry(file: CodeFile, path: str) -> WorkspaceEntry:
     return WorkspaceEntry(path=path, session=file.session, file=file.id)
 
 
-async def test_a_workspace_is_what_was_remembered_last(shelf: GatewayStore):
+async def test_a_workspace_is_the_last_saved_state(shelf: GatewayStore):
     one, two = await put(shelf), await put(shelf)
     empty = WorkspaceEntry(path="empty")
     await shelf.code_sessions.save_workspace("key", "chat", [entry(one, "one")])
@@ -148,7 +148,7 @@ async def test_a_session_is_forgotten_a_day_after_its_last_use(tmp_path: Path):
         assert await shelf.code_sessions.workspace("key", "chat") is None
 
 
-async def test_what_is_removed_is_gone_with_its_content(shelf: GatewayStore, tmp_path: Path):
+async def test_removed_files_are_gone_with_their_content(shelf: GatewayStore, tmp_path: Path):
     made, other = await put(shelf), await put(shelf)
     await shelf.code_sessions.save_workspace("key", "chat", [entry(made, "x"), entry(other, "y")])
     await shelf.code_files.remove([made])
@@ -183,7 +183,7 @@ async def test_an_owner_and_each_user_have_so_much_room(shelf: GatewayStore, mon
     await room("chat", "t", "ann", files=2, bytes=100)
 
 
-async def test_what_has_expired_takes_no_room(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
+async def test_expired_files_take_no_space(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(librechat, "MAX_OWNER_FILES", 1)
     await put(shelf, age_hours=30)
     await shelf.code_files.check_room("chat")

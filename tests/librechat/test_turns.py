@@ -61,7 +61,7 @@ async def _settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_whoever_starts_many_leaves_some_turns_for_others() -> None:
+async def test_a_user_with_many_programs_leaves_turns_for_others() -> None:
     crowd = Crowd()
     await crowd.come(ANN, 200)
     assert crowd.count(ANN) == 64
@@ -96,7 +96,7 @@ async def test_those_of_one_caller_run_in_their_order() -> None:
     assert order == list(range(20))
 
 
-async def test_whoever_leaves_takes_no_turn_along() -> None:
+async def test_leaving_the_queue_takes_no_turn() -> None:
     crowd = Crowd(at_once=2)
     (first,) = await crowd.come(ANN)
     await crowd.come(BEN)
@@ -112,7 +112,7 @@ async def test_whoever_leaves_takes_no_turn_along() -> None:
     assert crowd.count(ANN) == 1
 
 
-async def test_whoever_leaves_at_the_moment_of_a_turn_has_left_and_nothing_else() -> None:
+async def test_leaving_at_the_moment_of_a_turn_loses_no_turn() -> None:
     turns = ProgramQueue(ProgramQueueLimits(at_once=1))
     await turns.take(ANN)
     waiting = asyncio.ensure_future(turns.take(EVE))

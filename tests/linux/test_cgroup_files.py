@@ -32,7 +32,7 @@ def test_a_container_without_cgroup_namespace_sees_its_own_group_as_the_mount() 
     assert parse_hierarchies(mounts, "4:memory:/docker/abc/child\n")[0].own == "/sys/fs/cgroup/memory/child"
 
 
-def test_a_group_outside_of_what_is_mounted_is_nowhere() -> None:
+def test_a_group_outside_the_mount_has_no_path() -> None:
     mounts = "35 31 0:32 /docker/abc /sys/fs/cgroup rw - cgroup2 cgroup rw\n"
     assert parse_hierarchies(mounts, "0::/docker/other\n")[0].own is None
     assert parse_hierarchies(mounts.replace("/docker/abc", "/"), "0::/../other\n")[0].own is None

@@ -98,7 +98,7 @@ def test_all_but_one_stand_still_and_go_on(group: cgroups.Group) -> None:
             assert [each.hear() for each in others] == [b"hello\n"] * 2
 
 
-def test_who_came_since_the_last_time_is_stopped_as_well(group: cgroups.Group) -> None:
+def test_processes_started_since_are_stopped_as_well(group: cgroups.Group) -> None:
     with programs(group, ECHO, ECHO) as (init, old):
         group.freeze_programs(init.pid)
         group.thaw_programs()
@@ -120,7 +120,7 @@ def test_a_child_of_the_one_that_is_awake_runs(group: cgroups.Group) -> None:
         assert init.hear() == b"born\n"
 
 
-def test_who_forks_and_ends_at_once_does_not_get_away(group: cgroups.Group) -> None:
+def test_a_forking_chain_does_not_escape(group: cgroups.Group) -> None:
     with programs(group, ECHO, RELAY) as (init, relay):
         assert relay.process.stdout
         for _ in range(3):
@@ -148,7 +148,7 @@ def _cpu_nanoseconds(pid: int) -> int:
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
 
 
-def test_who_stood_still_before_stays_so(group: cgroups.Group) -> None:
+def test_a_stopped_process_stays_stopped(group: cgroups.Group) -> None:
     with programs(group, ECHO, ECHO) as (init, other):
         os.kill(other.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, other.pid, os.WSTOPPED)
@@ -183,7 +183,7 @@ def test_the_frozen_are_killed_before_they_can_go_on(group: cgroups.Group) -> No
         assert other.hear() == b""
 
 
-def test_what_fails_leaves_all_running_as_before(group: cgroups.Group) -> None:
+def test_a_failed_freeze_leaves_all_running(group: cgroups.Group) -> None:
     """No descriptor is left, at each point where one is needed."""
     with programs(group, ECHO, ECHO) as (init, other):
         for spare in range(3):
@@ -224,7 +224,7 @@ def test_a_group_that_is_gone_cannot_be_frozen(parent: cgroups.InstanceGroups) -
     group.thaw_programs()
 
 
-def test_who_is_still_dying_is_swept_up_later_with_the_group_of_the_programs(parent: cgroups.InstanceGroups) -> None:
+def test_dying_processes_are_reaped_later_with_their_group(parent: cgroups.InstanceGroups) -> None:
     group = parent.create("busy")
     with programs(group, ECHO, ECHO) as (init, _):
         group.freeze_programs(init.pid)
@@ -234,7 +234,7 @@ def test_who_is_still_dying_is_swept_up_later_with_the_group_of_the_programs(par
 
 
 @pytest.mark.parametrize("version", [None, 1, 2])
-def test_what_an_instance_left_frozen_is_killed_and_removed(version: int | None) -> None:
+def test_frozen_leftovers_of_an_instance_are_killed_and_removed(version: int | None) -> None:
     found = plan_of(version)
     if "freezer" in found.missing:
         pytest.skip("no groups can be made here")
@@ -264,7 +264,7 @@ def _dying_instance(found: cgroups.Cgroups, name: str) -> list[int]:
         return [int(word) for word in pipe.read().split()]
 
 
-def test_limits_hold_for_those_who_were_moved(parent: cgroups.InstanceGroups) -> None:
+def test_limits_apply_to_moved_processes(parent: cgroups.InstanceGroups) -> None:
     """They are in a group of the freezer's own, or below the one that has the limits."""
     group = parent.create("limited")
     if "memory" in group.missing:

@@ -80,7 +80,7 @@ def program(group: cgroups.Group, code: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def test_one_who_uses_more_than_the_limit_is_killed_and_counted(group: cgroups.Group) -> None:
+def test_a_process_over_the_limit_is_killed_and_counted(group: cgroups.Group) -> None:
     needs(group, "memory")
     group.set_memory(32 * MEBIBYTE)
     with program(group, "x = b'x' * 100_000_000") as process:
@@ -225,7 +225,7 @@ def test_a_process_can_move_itself_in(group: cgroups.Group) -> None:
     os.waitpid(pid, 0)
 
 
-def test_kill_and_remove_of_what_is_gone_do_nothing(parent: cgroups.InstanceGroups) -> None:
+def test_kill_and_remove_of_a_missing_group_do_nothing(parent: cgroups.InstanceGroups) -> None:
     group = parent.create("gone")
     assert group.remove()
     group.kill()
@@ -240,7 +240,7 @@ def plan_of(version: int | None) -> cgroups.Cgroups:
 
 
 @pytest.mark.parametrize("version", [None, 1, 2])
-def test_what_a_killed_instance_leaves_is_killed_and_removed(version: int | None) -> None:
+def test_leftovers_of_a_killed_instance_are_killed_and_removed(version: int | None) -> None:
     found = plan_of(version)
     if "freezer" in found.missing:
         pytest.skip("no groups can be made here")

@@ -76,13 +76,13 @@ def found_base() -> v2.UnifiedBase | str:
     return v2.find_base(hierarchy, WANTED)
 
 
-def test_the_real_root_hands_on_what_it_has() -> None:
+def test_the_real_root_delegates_its_controllers() -> None:
     base = found_base()
     assert isinstance(base, v2.UnifiedBase)
     assert (base.controllers & {"hugetlb"}, base.crowded) == ({"hugetlb"}, False)
 
 
-def test_root_in_a_group_of_somebody_else_goes_to_the_top(group: Path, in_child) -> None:
+def test_root_in_a_foreign_group_uses_the_top(group: Path, in_child) -> None:
     def base() -> v2.UnifiedBase | str:
         enter(group)
         return found_base()

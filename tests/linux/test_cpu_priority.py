@@ -40,7 +40,7 @@ def test_it_is_taken_for_as_long_as_is_asked(in_child: Callable[[Callable[[], An
 
 
 @needs_a_leaf
-def test_who_is_in_it_weighs_as_much_as_four(in_child: Callable[[Callable[[], Any]], Any]):
+def test_members_have_the_weight_of_four(in_child: Callable[[Callable[[], Any]], Any]):
     def weight() -> str:
         leaf = cpu_priority.find_server_group(mounted_hierarchies())
         assert leaf
@@ -109,7 +109,7 @@ def test_where_the_group_is_gone_there_is_none(tmp_path: Path):
     assert cpu_priority.find_server_group([Hierarchy(1, frozenset({"cpu"}), str(tmp_path), None)]) is None
 
 
-def test_what_cannot_be_entered_is_left_as_it_was(tmp_path: Path):
+def test_an_unenterable_group_is_left_unchanged(tmp_path: Path):
     """A directory that is no group: there is nothing in it that a weight could be written to."""
     leaf = cpu_priority.ServerGroup(os.fsencode(tmp_path / HOST_LEAF), b"/cpu.shares", 4096)
     assert not leaf.enter()

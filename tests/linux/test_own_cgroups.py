@@ -28,7 +28,7 @@ V1 = {
     ],
     ids=["v2", "v1", "v2 without a limit", "v1 without a limit", "over it", "nothing to be seen"],
 )
-def test_what_a_cgroup_has_left_is_its_limit_without_what_is_used_and_no_cache(
+def test_a_cgroups_free_memory_is_its_limit_minus_usage_without_cache(
     tmp_path: Path, files: dict[str, str], left: int | None
 ):
     for name, content in files.items():

@@ -87,7 +87,7 @@ def test_a_foreign_sandbox_cannot_be_used(raw: Making, house: House):
     assert told[0].replace(theirs, "") == told[1].replace("i" + "0" * 20, "")
 
 
-async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+async def test_without_the_extra_it_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     gatekeeper, config = Gatekeeper(None, Principal(owner="local")), Config(data_dir=str(tmp_path))
     app = McpDialect(None, gatekeeper, config)  # type: ignore[arg-type]  # it does not come so far
@@ -111,7 +111,7 @@ def test_versions_without_sessions_are_sent_back_to_initialize(raw: Making):
     assert "2025-11-25" in answer.json()["error"]["data"]["supported"]
 
 
-def test_what_makes_no_sense_is_named(raw: Making):
+def test_invalid_fields_are_named(raw: Making):
     client = raw()
     assert "needs a session" in client.post(CALL).json()["error"]["message"]
     client.initialize()
@@ -134,7 +134,7 @@ def test_what_makes_no_sense_is_named(raw: Making):
     assert client.http.get("/mcp/none", headers=client.headers).status_code == 404
 
 
-def test_an_address_can_say_what_the_session_has(raw: Making, house: House):
+def test_an_address_can_configure_the_session(raw: Making, house: House):
     client = raw()
     headers = {**client.headers}
     params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "a", "version": "1"}}
@@ -166,7 +166,7 @@ def test_a_client_that_leaves_in_the_middle_interrupts_its_program(raw: Making, 
     assert '"text":"1"' in client.call("run_code", id=3, code="kept").text  # its turn has come
 
 
-def test_nobody_has_more_sessions_than_they_may(strict: House):
+def test_sessions_per_owner_are_limited(strict: House):
     with httpx2.Client(base_url=strict.server.url, timeout=60) as http:
         headers = {"authorization": f"Bearer {strict.server.key}", "accept": "application/json, text/event-stream"}
         clients = [Raw(http, {**headers}) for _ in range(3)]
@@ -221,7 +221,7 @@ def test_a_server_that_stops_ends_its_sessions(strict: House):
         assert answers[-1] == "ended"
 
 
-def test_what_a_client_says_of_itself_is_bounded(raw: Making):
+def test_client_descriptions_are_bounded(raw: Making):
     """A session keeps it for as long as it lasts."""
     client = {"name": "x" * 100_000, "version": "1"}
     params = {"protocolVersion": VERSION, "capabilities": {}, "clientInfo": client}
@@ -234,7 +234,7 @@ def test_what_a_client_says_of_itself_is_bounded(raw: Making):
         assert "mcp-session-id" not in refused.headers
 
 
-def test_an_owner_who_is_erased_has_no_session_any_more(raw: Making, house: House):
+def test_an_erased_owner_has_no_session(raw: Making, house: House):
     client = raw(house.new_owner("erased"))
     client.initialize()
     assert client.call("run_code", code="1").status_code == 200

@@ -64,7 +64,7 @@ def test_a_client_that_vanishes_leaves_no_sandbox(house: House):
     wait_until(lambda: not house.sandboxes() - before)
 
 
-def test_what_is_no_message_does_not_end_the_session(house: House):
+def test_a_malformed_message_does_not_end_the_session(house: House):
     process = started(house)
     assert process.stdin is not None
     process.stdin.write(b"no JSON\n\xff\xfe\n")
@@ -95,7 +95,7 @@ async def test_a_server_that_is_not_there_is_named_in_the_answer(tmp_path: Path,
         assert failed.is_error and "http://127.0.0.1:9" in words(failed)
 
 
-def test_without_the_extra_it_says_what_to_install(tmp_path: Path):
+def test_without_the_extra_it_names_the_package_to_install(tmp_path: Path):
     program = "import sys; sys.modules['mcp'] = None; from cloche.cli import main; main()"
     hidden = (
         "import importlib.util as u; f = u.find_spec; u.find_spec = lambda n, *a: None if n == 'mcp' else f(n, *a); "
@@ -107,7 +107,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path: Path):
     assert 'pip install "cloche[mcp]"' in done.stderr and not done.stdout
 
 
-def test_nobody_else_imports_it():
+def test_no_other_module_imports_it():
     program = "import sys, cloche, cloche.app, cloche.cli.serve, cloche.cli.mcp; print('mcp' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ})
     assert done.stdout == "False\n", done.stderr

@@ -18,7 +18,7 @@ def test_a_cell_that_spans_is_said_once():
     )
 
 
-def test_what_is_no_table_is_none():
+def test_a_value_that_is_no_table_gives_none():
     assert [
         html_table_to_markdown(each) for each in ("", "<p>no</p>", "<table></table>", "<table><tr></tr></table>")
     ] == [None] * 4

@@ -70,7 +70,7 @@ def test_values_and_displays_are_told_apart():
     assert (second.output_type, second.execution_count, second.data["text/plain"]) == ("execute_result", 1, "1\n2")
 
 
-def test_json_and_types_that_nobody_knows_are_kept():
+def test_json_and_unknown_types_are_kept():
     data = {
         "application/json": [1, None],
         "application/vnd.plotly.v1+json": {"data": [math.nan]},
@@ -109,13 +109,13 @@ def test_a_cell_that_runs_has_no_end():
     assert (cell.outcome, cell.seconds, cell.outputs[0]["text"]) == (None, None, ["so far"])
 
 
-def test_what_was_cleared_is_gone():
+def test_cleared_output_is_gone():
     assert recorded(out("a"), Cleared(), out("b")).outputs[0]["text"] == ["b"]
     assert recorded(out("a"), Cleared(wait=True)).outputs[0]["text"] == ["a"]
     assert [each["text"] for each in recorded(out("a"), Cleared(wait=True), err("b")).outputs] == [["b"]]
 
 
-def test_an_update_replaces_what_has_its_id_in_earlier_cells_too():
+def test_an_update_replaces_displays_with_its_id_in_earlier_cells():
     transcript = SandboxHistory()
     first = Display(data={"text/plain": "1"}, id="d")
     recorded(first, first, transcript=transcript)
@@ -191,7 +191,7 @@ def test_whatever_a_program_shows_the_notebook_is_valid(events: list[Event], cod
     checked(encode_notebook(build_notebook([recorded(*events, code=code)])))
 
 
-def test_all_histories_together_have_a_bound_and_whoever_grows_has_an_even_share():
+def test_all_histories_share_a_bound_evenly():
     archive = HistoryBudget(100_000)
     quiet, loud = SandboxHistory(80_000, archive), SandboxHistory(80_000, archive)
     recorded(out("x" * 10_000), transcript=quiet)

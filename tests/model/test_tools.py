@@ -79,7 +79,7 @@ def test_a_schema_is_read_off_a_function():
     assert "Point" in schema["$defs"]
 
 
-def test_what_an_annotation_cannot_say_is_allowed():
+def test_inexpressible_annotations_are_allowed():
     def strange(a, b: NoSuchName, c: type(len) = None): ...  # type: ignore[name-defined,valid-type]  # noqa: F821
 
     assert function_schema("strange", strange)["properties"] == {"a": {}, "b": {}, "c": {}}

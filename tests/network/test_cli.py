@@ -78,7 +78,7 @@ def run(request, call: Call, running: RunningServer) -> Call:
     return lambda *words, **env: call("run", *more, *words, **env)
 
 
-def test_run_reaches_what_it_is_allowed(run: Call, there: Neighbour):
+def test_run_reaches_allowed_hosts(run: Call, there: Neighbour):
     done = run("--allow", there.at("api.test"), "-c", there.fetch("api.test") + there.fetch("www.api.test"))
     assert (done.stdout, done.returncode) == ("hellorefused", 0), done.stderr
     assert run("-c", there.fetch("api.test")).stdout == "refused"
@@ -156,7 +156,7 @@ def test_a_shell_has_the_same_options(call: Call, running: RunningServer, there:
     assert "b'hello'" in done.stdout, done.stderr
 
 
-def test_what_runs_already_keeps_its_network(within: Callable[..., Result]):
+def test_running_sandboxes_keep_their_network(within: Callable[..., Result]):
     refused = within("shell", "--allow", "x.test", "i" + "0" * 20)
     assert refused.exit_code == 2 and "fresh sandbox" in refused.stderr
 
@@ -167,7 +167,7 @@ def test_packages_are_ones_own_to_allow_and_a_server_is_not_asked(call: Call, ru
     assert call("run", "-c", code).stdout != "True\n"
 
 
-def test_logs_show_what_a_sandbox_tried_also_when_it_has_ended(call: Call, running: RunningServer, there: Neighbour):
+def test_logs_show_attempts_of_ended_sandboxes(call: Call, running: RunningServer, there: Neighbour):
     network = {"allow": [there.at("api.test")]}
     with cloche.Sandbox(network=network, url=running.url, api_key=running.key) as box:
         box.run(there.fetch("api.test") + there.fetch("www.api.test"))
@@ -199,7 +199,7 @@ def test_the_log_of_one_that_has_ended_has_every_host_that_it_reached(
     assert more + len([line for line in shown if " more con" not in line]) == 300
 
 
-def test_logs_show_what_is_still_open(call: Call, running: RunningServer, there: Neighbour):
+def test_logs_show_open_connections(call: Call, running: RunningServer, there: Neighbour):
     code = (
         "import socket\n"
         "held = socket.create_connection(('127.0.0.1', 49980))\n"
@@ -213,7 +213,7 @@ def test_logs_show_what_is_still_open(call: Call, running: RunningServer, there:
         assert [each.verdict for each in box.network.log()] == ["open"]
 
 
-def test_doctor_says_what_is_in_force(within: Callable[..., Result], data_dir: str):
+def test_doctor_shows_the_rules_in_force(within: Callable[..., Result], data_dir: str):
     indexes = {"CLOCHE_PACKAGES_ENABLED": "1", "CLOCHE_PACKAGES_PYPI": "https://me:hush@index.example.com/x/simple"}
     bound = {"CLOCHE_NETWORK_ALLOW": "pypi.org,*.example.com", "CLOCHE_NETWORK_DENY": "x.example.com"}
     said = within("doctor", **indexes, **bound).output

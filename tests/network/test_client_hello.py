@@ -61,7 +61,7 @@ async def read(raw: bytes, first: int = 0, step: int = 0) -> str | None:
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 @pytest.mark.parametrize("step", [0, 1, 7])
-async def test_the_name_in_what_openssl_says(first: int, step: int) -> None:
+async def test_the_name_in_openssls_hello_is_read(first: int, step: int) -> None:
     assert await read(real_hello("Good.Test"), first, step) == "good.test"
     assert await read(real_hello(None), first, step) is None
 
@@ -74,7 +74,7 @@ async def test_a_hello_in_many_records_is_one_hello(size: int) -> None:
     assert await read(records(message, size), 1, 3) == "good.test"
 
 
-async def test_a_hello_without_extensions_names_nobody() -> None:
+async def test_a_hello_without_extensions_names_no_host() -> None:
     assert await read(records(hello())) is None
 
 
@@ -110,7 +110,7 @@ async def test_a_hello_of_many_kilobytes_is_read() -> None:
         b"",
     ],
 )
-async def test_what_is_no_hello_is_refused(raw: bytes) -> None:
+async def test_malformed_hellos_are_refused(raw: bytes) -> None:
     with pytest.raises(BadClientHello):
         await read(raw)
 
@@ -124,7 +124,7 @@ def test_any_bytes_are_a_hello_or_refused(raw: bytes) -> None:
 
 
 @given(st.data())
-def test_a_hello_with_a_changed_byte_never_names_somebody_else_unnoticed(data: st.DataObject) -> None:
+def test_a_hello_with_a_changed_byte_never_names_another_host_unnoticed(data: st.DataObject) -> None:
     """Whatever is changed: it names what stands in its one name, or it is refused."""
     message = bytearray(
         hello(extension(10, b"\x00\x02\x00\x1d"), server_name(b"good.test"), extension(43, b"\x02\x03\x04"))

@@ -83,7 +83,7 @@ def test_every_spelling_of_a_host_is_that_host(spelling: str, host: str) -> None
         "*.example.com",
     ],
 )
-def test_what_is_no_host_is_refused(spelling: str) -> None:
+def test_malformed_hosts_are_refused(spelling: str) -> None:
     with pytest.raises(InvalidDestination):
         parse_destination(spelling, 443)
 
@@ -135,7 +135,7 @@ def test_an_authority_is_a_host_and_a_port(authority: str, host: str, port: int)
         "example.com\\@other.com:80",
     ],
 )
-def test_what_is_no_authority_is_refused(authority: str) -> None:
+def test_malformed_authorities_are_refused(authority: str) -> None:
     with pytest.raises(InvalidDestination):
         parse_authority(authority, 80)
 
@@ -153,7 +153,7 @@ def test_a_number_is_an_address_in_every_base(number: int, form: str) -> None:
 
 
 @given(st.text(alphabet="0123456789abcdefxABCDEFX.:-_%[]@/ \t", max_size=40))
-def test_what_the_c_library_takes_for_an_address_is_one_here(text: str) -> None:
+def test_addresses_of_the_c_library_are_recognised(text: str) -> None:
     """A name that is let through is looked up: then it must not be an address that no address rule was asked about."""
     try:
         found = parse_destination(text, 80)
@@ -167,7 +167,7 @@ def test_what_the_c_library_takes_for_an_address_is_one_here(text: str) -> None:
 
 
 @given(st.text(max_size=60))
-def test_what_is_understood_reads_the_same_again(text: str) -> None:
+def test_a_parsed_host_parses_the_same_again(text: str) -> None:
     try:
         found = parse_authority(text, 80)
     except InvalidDestination:

@@ -83,7 +83,7 @@ async def test_no_spelling_leads_to_the_host(opening: Opening, host: str) -> Non
     "host",
     "[fe80::1%25lo] [::1%lo] 127.0.0.1%00 good.test%2eother.test 1.2.3.4.5 256.1.1.1 good..test [good.test]".split(),
 )
-async def test_what_is_no_host_is_nowhere_to_go(opening: Opening, host: str) -> None:
+async def test_malformed_hosts_are_not_connected_to(opening: Opening, host: str) -> None:
     door = opening(allow=("*:*",))
     assert b" 400 " in await refused(door, f"CONNECT {host}:80 HTTP/1.1\r\n\r\n".encode(), "")
 
@@ -249,7 +249,7 @@ async def test_records_without_end_before_a_second_hello_are_refused(opening: Op
         b"\x16\x03\x03\x00\x28\x01\x7f" + bytes(38),
     ],
 )
-async def test_what_follows_on_a_hello_goes_on_as_it_is(opening: Opening, rest: bytes) -> None:
+async def test_bytes_after_a_hello_pass_unchanged(opening: Opening, rest: bytes) -> None:
     door = opening(allow=("good.test:*",))
     said = real_hello("good.test") + rest
     async with serving_at(echo) as server:
@@ -455,7 +455,7 @@ async def test_a_request_that_can_be_read_in_two_ways_is_refused(opening: Openin
         b"<script>alert(1)</script> / HTTP/1.1\r\n\r\n",
     ],
 )
-async def test_what_is_asked_is_clear_or_refused(opening: Opening, said: bytes) -> None:
+async def test_ambiguous_requests_are_refused(opening: Opening, said: bytes) -> None:
     door = opening(allow=("*:*",))
     answer = await refused(door, said, "")
     status, _, rest = answer.partition(b"\r\n")
@@ -474,7 +474,7 @@ async def test_what_is_asked_is_clear_or_refused(opening: Opening, said: bytes) 
         b"\5\1\0\5\1\0\3\x0c\x1b[2Jhunter2\n\0\x50",
     ],
 )
-async def test_what_is_no_host_is_not_written_down(opening: Opening, said: bytes) -> None:
+async def test_malformed_hosts_are_not_logged(opening: Opening, said: bytes) -> None:
     """Paths, queries and passwords are the program's, and a terminal is the reader's."""
     door = opening(allow=("*:*",))
     await refused(door, said, "")

@@ -95,7 +95,7 @@ def test_nothing_is_no_request() -> None:
         b"A" * 100_000,
     ],
 )
-def test_what_can_be_read_in_two_ways_is_refused(raw: bytes) -> None:
+def test_ambiguous_input_is_refused(raw: bytes) -> None:
     with pytest.raises(BadRequest):
         head_of(raw)
 
@@ -186,7 +186,7 @@ def test_a_body_of_crumbs_is_refused(bad: type[BadRequest]) -> None:
         run(read(some + b"1\r\na\r\n0\r\n\r\n"))
 
 
-async def test_what_is_said_letter_by_letter_is_heard() -> None:
+async def test_a_request_sent_byte_by_byte_is_parsed() -> None:
     reader = asyncio.StreamReader()
     said = bytearray()
     reader.feed_data(b"1\r\na\r\n")
@@ -343,9 +343,7 @@ HEADERS = st.lists(
 
 
 @given(HEADERS, st.sampled_from(["\r\n", "\n"]))
-def test_what_is_accepted_and_written_anew_is_understood_the_same(
-    headers: list[tuple[str, str, str, str]], end: str
-) -> None:
+def test_a_rewritten_request_parses_the_same(headers: list[tuple[str, str, str, str]], end: str) -> None:
     """Also by a lenient reader, who takes any line end and overlooks spaces: then nothing can be smuggled past us."""
     raw = "GET http://good.test/ HTTP/1.1\r\n" + "".join("".join(each) for each in headers) + end
     try:
@@ -376,7 +374,7 @@ def test_the_first_line_is_the_same_in_any_portions(said: bytes, at: int) -> Non
     assert len({(bytes(line.said), line.is_over, line.is_http) for line in lines}) == 1
 
 
-def test_what_follows_on_the_first_line_is_left() -> None:
+def test_bytes_after_the_first_line_are_left() -> None:
     line = FirstLineDetector()
     assert line.take(b"GET / HTTP/1.1\r\nHost: good.test\r\n\r\n") == 16
     assert line.is_over and line.is_http and line.said == b"GET / HTTP/1.1\r\n"
@@ -385,7 +383,7 @@ def test_what_follows_on_the_first_line_is_left() -> None:
 
 
 @pytest.mark.parametrize("said", [b"\x85\0\0\1more", b"\xa0\0\0\1more"])
-def test_what_begins_with_a_nul_is_no_http_and_goes_on_at_once(said: bytes):
+def test_bytes_that_begin_with_a_nul_are_no_http_and_pass_at_once(said: bytes):
     line = FirstLineDetector()
     line.take(said)
     assert line.is_over and not line.is_http

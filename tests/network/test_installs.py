@@ -76,7 +76,7 @@ def kept(place: Path) -> set[str]:
     return {path.name for path in (place / "cache").rglob("sha*-*")}
 
 
-def test_what_pip_installs_in_a_cell_is_there_in_the_next(box: cloche.Sandbox) -> None:
+def test_packages_installed_in_a_cell_are_there_in_the_next(box: cloche.Sandbox) -> None:
     assert box.run("import mdurl").error is not None
     ran = box.run("!pip install mdurl")
     assert "Successfully installed mdurl" in ran.stdout, ran
@@ -138,7 +138,7 @@ def test_another_version_comes_before_that_of_the_template(box: cloche.Sandbox) 
     assert "tabulate/__init__.py" in ok(box, f"cat {USER_SITE}/tabulate-*/RECORD")
 
 
-def test_another_version_of_what_is_imported_already_is_there_after_a_restart(box: cloche.Sandbox) -> None:
+def test_another_version_of_an_imported_package_is_there_after_a_restart(box: cloche.Sandbox) -> None:
     where = "import cycler; cycler.__file__"
     own = box.run(where).text
     ran = box.run("!pip install -q cycler==0.11.0")
@@ -168,7 +168,7 @@ def test_a_package_that_is_being_written_is_found_where_it_lies(box: cloche.Sand
     assert box.run("import own; own.answer").text == "42", ran
 
 
-def test_what_is_installed_counts_against_the_space_of_the_sandbox(index: None) -> None:
+def test_installed_packages_count_against_the_space_of_the_sandbox(index: None) -> None:
     with cloche.Sandbox(limits={"space_bytes": 1 << 20}) as box:
         done = box.commands.run("pip install rich")
         assert done.exit_code != 0 and "No space left on device" in done.stderr + done.stdout, done
@@ -191,7 +191,7 @@ def test_no_process_but_a_programs_own_looks_where_programs_install(box: cloche.
     assert "-I" in ran.text  # isolated: no user's directory, no variable of the environment
 
 
-def test_what_the_nursery_asked_for_uv_cannot_be_changed_inside(box: cloche.Sandbox) -> None:
+def test_the_nurserys_settings_for_uv_cannot_be_changed_inside(box: cloche.Sandbox) -> None:
     assert "interpreter-" in ok(box, "find /opt/cloche/warm -name '*.msgpack'")
     for user in ("user", "root"):
         done = box.commands.run("touch /opt/cloche/warm/x; rm -r /opt/cloche/warm/*", user=user)
@@ -218,7 +218,7 @@ INSTALLERS = {
 
 
 @pytest.mark.long
-def test_installers_say_what_the_policy_would_have_to_allow_and_do_not_try_for_long(bare_dir: str) -> None:
+def test_installers_name_the_needed_rule_and_do_not_retry_for_long(bare_dir: str) -> None:
     with embedding(bare_dir), cloche.Sandbox(network={"allow": ["example.invalid"]}) as box:
         for command, hosts in INSTALLERS.items():
             done = box.commands.run(command)
@@ -229,7 +229,7 @@ def test_installers_say_what_the_policy_would_have_to_allow_and_do_not_try_for_l
         assert "Cloche" not in box.commands.run("pip install --no-index mdurl").stderr
 
 
-def test_uv_gets_its_signals_if_it_is_to_and_the_status_of_what_it_runs_is_passed_on(bare_dir: str) -> None:
+def test_uv_forwards_signals_and_the_status_of_its_program(bare_dir: str) -> None:
     with embedding(bare_dir), cloche.Sandbox() as box:
         for status in (7, 2):  # of which the second is uv's own, too, where it cannot fetch something
             done = box.commands.run(f"uv run --no-project sh -c 'exit {status}'")
@@ -250,7 +250,7 @@ def test_uv_gets_its_signals_if_it_is_to_and_the_status_of_what_it_runs_is_passe
 
 
 @pytest.mark.parametrize("installer", ["pip", "uv pip", "npm"])
-def test_what_the_operator_does_not_allow_is_said(box: cloche.Sandbox, installer: str) -> None:
+def test_a_refusal_by_the_operator_is_explained(box: cloche.Sandbox, installer: str) -> None:
     done = box.commands.run(f"{installer} install forbidden-thing")
     assert done.exit_code != 0 and "does not allow the package forbidden-thing" in done.stderr, done
     done = box.commands.run(f"{installer} install no-such-thing-{'x' * 60}")

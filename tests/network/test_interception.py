@@ -142,7 +142,7 @@ def get(path: str, *headers: str, close: bool = True) -> bytes:
 # -- what is added
 
 
-async def test_the_server_gets_the_secret_and_what_the_program_sent_beside_it(entrance: Entrance) -> None:
+async def test_the_server_gets_the_secret_and_the_programs_own_headers(entrance: Entrance) -> None:
     before = entrance.door.journal.count
     answer = await entrance.speak(get("/first", "Authorization: Bearer mine", "X-Mine: 1", "Accept-Encoding: gzip"))
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"GET /first\n")
@@ -210,7 +210,7 @@ async def test_an_echo_is_covered_with_as_many_asterisks(entrance: Entrance, pat
     assert b"7Jd0" not in text
 
 
-async def test_an_encoded_answer_is_refused_since_nobody_can_look_into_it(entrance: Entrance) -> None:
+async def test_an_encoded_answer_is_refused_because_it_cannot_be_masked(entrance: Entrance) -> None:
     before = entrance.door.journal.count
     answer = await entrance.speak(get("/gzip"))
     assert answer.startswith(b"HTTP/1.1 502 ") and b"encoding" in answer
@@ -235,7 +235,7 @@ async def test_an_encoded_answer_is_refused_since_nobody_can_look_into_it(entran
         (b"GET /x HTTP/1.1\r\nHost: HOST\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", 501),
     ],
 )
-async def test_what_is_ambiguous_or_for_another_host_never_reaches_a_server(
+async def test_ambiguous_or_misdirected_requests_never_reach_a_server(
     entrance: Entrance, request_: bytes, status: int
 ) -> None:
     before, asked = entrance.door.journal.count, len(entrance.far.seen)
@@ -288,7 +288,7 @@ async def test_a_program_that_stops_in_the_middle_is_let_go(far: FarServer) -> N
         assert (await entrance.entry(0)).verdict == "failed"
 
 
-async def test_what_a_sandbox_may_move_in_all_counts_here_too(far: FarServer) -> None:
+async def test_the_total_byte_limit_applies_here_too(far: FarServer) -> None:
     async with opened(far, sandbox_bytes=1 << 20) as entrance:
         assert len(await entrance.speak(get("/large"))) < 2 << 20
         entry = await entrance.entry(0)
@@ -300,7 +300,7 @@ async def test_what_a_sandbox_may_move_in_all_counts_here_too(far: FarServer) ->
 SAID = ("hello", VALUE[:9], "two\nlines\n", "", "x" * 100_000)  # each is answered before the next is said
 
 
-async def test_a_websocket_gets_the_secret_and_what_it_echoes_is_covered(entrance: Entrance) -> None:
+async def test_a_websocket_gets_the_secret_and_its_echo_is_masked(entrance: Entrance) -> None:
     asked: list[str] = []
 
     async def answer(socket: ServerConnection) -> None:

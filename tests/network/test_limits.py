@@ -156,7 +156,7 @@ async def test_a_listener_that_was_made_to_wait_does_not_stop_the_loop(opening: 
 @pytest.mark.parametrize(
     "said", [b"", b"GET http://good.test/ HTTP/1.1\r\nHost", b"\5", b"\5\1\0\5\1\0\3\xff", b"CONN"]
 )
-async def test_who_does_not_say_what_they_want_is_not_waited_for(opening: Opening, said: bytes) -> None:
+async def test_a_silent_connection_times_out(opening: Opening, said: bytes) -> None:
     door = opening(allow=("good.test",), settings={"request_seconds": 0.2})
     answer = await door.say(said)
     assert said[:1] == b"\5" or answer.startswith(b"HTTP/1.1 408 ")
@@ -217,7 +217,7 @@ async def test_an_endless_stream_ends(opening: Opening) -> None:
 
 
 @pytest.mark.parametrize("why", ["time", "policy", "end"])
-async def test_what_is_cut_off_does_not_look_like_the_end(opening: Opening, why: str) -> None:
+async def test_a_cut_connection_does_not_look_complete(opening: Opening, why: str) -> None:
     """A body can end with its connection."""
 
     async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -276,7 +276,7 @@ async def _move(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, s
 
 
 @pytest.mark.parametrize("way", ["down", "up"])
-async def test_who_does_not_read_makes_the_other_wait(opening: Opening, way: str) -> None:
+async def test_a_slow_reader_slows_the_sender(opening: Opening, way: str) -> None:
     """What is sent and not taken stays with who sends it: here are buffers of some kilobytes, and in the kernel."""
     door = opening(allow=("good.test:*",))
     stop = asyncio.Event()
@@ -358,7 +358,7 @@ async def test_a_flood_of_denials_does_not_flood_the_servers_log(opening: Openin
     assert len(sums) < 5 and sum(each["lines"] for each in sums) >= LINES_AT_ONCE
 
 
-async def test_nor_do_hosts_that_nobody_has_heard_of(opening: Opening, clean_log: None) -> None:
+async def test_unknown_hosts_do_not_grow_the_log_either(opening: Opening, clean_log: None) -> None:
     door = opening(allow=("good.test",))
     count = 700
     for number in range(count):
@@ -392,7 +392,7 @@ async def test_no_host_that_was_reached_hides_among_many(opening: Opening, clean
     assert sum(each["received_bytes"] for each in rest) == 21 * found["received_bytes"]
 
 
-async def test_what_was_left_out_is_said_before_the_sandbox_ends(
+async def test_omitted_log_lines_are_counted_before_the_sandbox_ends(
     opening: Opening, clean_log: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "SUMMING_SECONDS", 0.05)
@@ -404,7 +404,7 @@ async def test_what_was_left_out_is_said_before_the_sandbox_ends(
             await asyncio.sleep(0.02)
 
 
-async def test_the_log_has_what_is_open_after_what_has_ended(opening: Opening) -> None:
+async def test_the_log_has_open_connections_after_ended_ones(opening: Opening) -> None:
     door = opening(allow=("good.test:*",))
     async with serving_at(echo) as server:
         there = f"good.test:{server.port}"
@@ -466,7 +466,7 @@ async def test_when_the_sandbox_ends_nothing_is_left_but_lines(opening: Opening)
                 await asyncio.sleep(0.01)
 
 
-async def test_who_connects_as_the_door_closes_is_written_down(opening: Opening) -> None:
+async def test_a_connection_during_closing_is_logged(opening: Opening) -> None:
     door = opening(allow=("*:*",))
     reader, writer = await door.open()
     while not door.door._visits:  # accepted, and not yet begun to be served

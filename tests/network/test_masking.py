@@ -52,7 +52,7 @@ BEARER = Secret(domain="api.test", header="Authorization", value=f"Bearer {TOKEN
         ({"header": "X-Key", "value": "k" * 20_000}, "cannot be in a header"),
     ],
 )
-def test_what_cannot_be_a_secret_is_refused_with_a_reason(fields: dict[str, str], why: str) -> None:
+def test_invalid_secrets_are_refused_with_a_reason(fields: dict[str, str], why: str) -> None:
     with pytest.raises(errors.InvalidRequest, match=why):
         Secret(**{"domain": "api.test", "value": TOKEN, **fields})
 
@@ -107,7 +107,7 @@ def test_a_value_is_shown_nowhere() -> None:
 # -- into a request
 
 
-def test_a_header_replaces_what_the_program_sent_under_its_name() -> None:
+def test_a_header_replaces_the_programs_own_of_that_name() -> None:
     sent = (("authorization", "Bearer mine"), ("x-other", "1"), ("authorization", "Bearer again"))
     assert add_secrets(sent, [BEARER]) == [("x-other", "1"), ("authorization", BEARER.value)]
 
@@ -259,7 +259,7 @@ def sizes(mask: SecretMask, *parts: bytes) -> list[int]:
     return asyncio.run(fed())
 
 
-def test_what_waits_does_not_tell_whether_it_is_the_beginning_of_a_value() -> None:
+def test_withheld_bytes_do_not_reveal_the_beginning_of_a_value() -> None:
     """Else a program would learn one letter after the other, from a server that says what it is asked to say."""
     mask = SecretMask.of(TOKEN)
     for known in range(len(TOKEN)):
@@ -340,5 +340,5 @@ def test_a_mask_is_made_once_for_a_policy() -> None:
 
 
 @pytest.mark.parametrize("value", ["Basic \xe9", "Basic !", "Basic /w==", "Bearer YTpi"])
-def test_what_is_no_basic_authentication_is_none(value: str):
+def test_other_authentication_is_not_basic(value: str):
     assert basic_credentials(value) is None

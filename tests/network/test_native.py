@@ -59,7 +59,7 @@ def test_a_policy_is_told_without_the_values_of_its_secrets(api: httpx2.Client, 
     assert "hush" not in answer.text and "hush" not in api.get(f"sandboxes/{box}").text
 
 
-def test_the_log_has_what_was_tried(api: httpx2.Client, box: str, there: Neighbour):
+def test_the_log_has_the_attempts(api: httpx2.Client, box: str, there: Neighbour):
     assert said(api, box, there.fetch("api.test")) == "hello"
     assert said(api, box, there.fetch("www.api.test")) == "refused"
     logged = api.get(f"sandboxes/{box}/network/log").json()
@@ -104,7 +104,7 @@ def test_a_policy_is_replaced_whole_and_secrets_stay_unless_they_are_named(api: 
         ({"network": {"allow": ["api.test"]}, "secrets": [SECRET] * 101}, ["100 secrets"]),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_names_no_value(api: httpx2.Client, asked, words):
+def test_invalid_policies_are_refused_without_naming_values(api: httpx2.Client, asked, words):
     refused = api.post("sandboxes", json=asked)
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (400, "invalid_request")

@@ -47,7 +47,7 @@ def test_a_server_allows_nothing_unless_its_operator_does(server: RunningServer)
         assert box.network.policy == NetworkPolicy(deny=("*",))
 
 
-def test_what_is_outside_of_the_bound_is_refused_by_its_name(bounded: dict[str, str], there: Neighbour):
+def test_hosts_outside_the_bound_are_refused_by_name(bounded: dict[str, str], there: Neighbour):
     with pytest.raises(errors.InvalidRequest, match=r"other\.test.*network\.allow"):
         cloche.Sandbox(network={"allow": [there.at("api.test"), there.at("other.test")]}, **bounded)
     with pytest.raises(errors.InvalidRequest, match=r"api\.test.*80 and 443"):
@@ -83,23 +83,21 @@ def test_ports_and_denials_of_the_bound_count_too(allow: list[str], deny: list[s
     assert first_disallowed_pattern(NetworkPolicy(allow=(asked,)), bound) == (asked if is_outside else None)
 
 
-def test_what_is_wider_than_the_bound_is_cut_to_it(bounded: dict[str, str], there: Neighbour):
+def test_wider_rules_are_cut_to_the_bound(bounded: dict[str, str], there: Neighbour):
     with cloche.Sandbox(network={"allow": ["*:*"]}, **bounded) as box:
         assert box.run(there.fetch("api.test") + there.fetch("other.test")).stdout == "hellorefused"
         (*_, denied) = box.network.log()
         assert (denied.verdict, denied.host) == ("denied", "other.test")
 
 
-def test_who_asks_for_nothing_gets_the_default_and_who_wants_nothing_gets_nothing(
-    bounded: dict[str, str], there: Neighbour
-):
+def test_no_request_gets_the_default_and_an_empty_one_gets_nothing(bounded: dict[str, str], there: Neighbour):
     with cloche.Sandbox(**bounded) as box:
         assert box.run(there.fetch("www.api.test") + there.fetch("api.test")).stdout == "hellorefused"
     with cloche.Sandbox(network=False, **bounded) as box:
         assert box.run(there.fetch("www.api.test")).stdout == "refused"
 
 
-def test_what_makes_networks_is_not_loaded_before_there_is_one(bare_dir: str):
+def test_network_modules_are_loaded_with_the_first_network(bare_dir: str):
     program = (
         "import sys, cloche\n"
         "import cloche.api.system\n"
@@ -111,7 +109,7 @@ def test_what_makes_networks_is_not_loaded_before_there_is_one(bare_dir: str):
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_metrics_say_what_went_through_the_doors(bounded: dict[str, str], there: Neighbour):
+def test_metrics_count_proxied_traffic(bounded: dict[str, str], there: Neighbour):
     with cloche.Sandbox(network={"allow": [there.at("api.test")]}, **bounded) as box:
         box.run(there.fetch("api.test") + there.fetch("other.test"))
     told = httpx2.get(f"{bounded['url']}/metrics", trust_env=False).text
@@ -122,7 +120,7 @@ def test_metrics_say_what_went_through_the_doors(bounded: dict[str, str], there:
     assert counts["cloche_network_open"] == "0.0"
 
 
-def test_in_ones_own_process_the_bound_is_what_one_set(data_dir: str):
+def test_in_process_the_bound_is_the_configured_one(data_dir: str):
     assert config.for_embedded_use(config.Config(data_dir=data_dir)).network.allow == ("*:*",)
     own = config.load_config(environ={"CLOCHE_DATA_DIR": data_dir, "CLOCHE_NETWORK_ALLOW": "api.test"})
     assert config.for_embedded_use(own).network.allow == ("api.test",)

@@ -55,7 +55,7 @@ async def test_a_file_is_read_while_it_arrives(index: IndexServer, tmp_path: Pat
     assert b"".join((first, *rest)) == content
 
 
-async def test_one_who_leaves_does_not_end_it_for_another(index: IndexServer, tmp_path: Path) -> None:
+async def test_a_leaving_reader_does_not_end_the_download_of_another(index: IndexServer, tmp_path: Path) -> None:
     gate = threading.Event()
     content = os.urandom(2_000_000)
     stored = index.add_file("demo", WHEEL, content)
@@ -88,7 +88,7 @@ async def test_a_sandbox_that_ends_leaves_nothing_half_fetched(index: IndexServe
     gate.set()
 
 
-async def test_the_second_time_nobody_is_asked(index: IndexServer, tmp_path: Path) -> None:
+async def test_a_cached_entry_causes_no_request(index: IndexServer, tmp_path: Path) -> None:
     stored = index.add_file("demo", WHEEL, b"wheel")
     for _ in range(2):  # two servers, one after the other
         async with index_doors(tmp_path, 2, pypi=(index.simple,), npm=index.url) as doors:
@@ -106,7 +106,7 @@ async def test_one_file_of_two_indexes_is_kept_once(index: IndexServer, tmp_path
     assert (index.count(first), index.count(second)) == (1, 0)
 
 
-async def test_what_is_kept_is_for_this_user_only(index: IndexServer, tmp_path: Path) -> None:
+async def test_cached_files_are_private_to_this_user(index: IndexServer, tmp_path: Path) -> None:
     index.add_file("demo", WHEEL, b"wheel")
     async with index_door(tmp_path / "packages", index) as door:
         await door.get(PATH)
@@ -128,7 +128,7 @@ async def test_an_old_page_is_asked_for_again_with_its_tag(index: IndexServer, t
     assert tags == [None, '"one"', '"one"', '"one"']
 
 
-async def test_an_index_that_is_down_is_served_from_what_is_known(tmp_path: Path) -> None:
+async def test_an_unreachable_index_is_served_from_the_cache(tmp_path: Path) -> None:
     with index_server() as index:
         index.add_file("demo", WHEEL, b"wheel")
         async with index_door(tmp_path, index, index_seconds=0) as door:
@@ -141,7 +141,7 @@ async def test_an_index_that_is_down_is_served_from_what_is_known(tmp_path: Path
     assert said and said[-1].fields["host"] == "127.0.0.1"
 
 
-async def test_an_index_that_breaks_is_served_from_what_is_known(index: IndexServer, tmp_path: Path) -> None:
+async def test_a_broken_index_is_served_from_the_cache(index: IndexServer, tmp_path: Path) -> None:
     index.add_file("demo", WHEEL, b"wheel")
     async with index_door(tmp_path, index, index_seconds=0) as door:
         await door.get("/pypi/simple/demo/")
@@ -161,7 +161,7 @@ async def test_a_file_without_a_hash_is_kept_as_long_as_a_page(index: IndexServe
         assert (await door.get(PATH)).content == b"two"
 
 
-async def test_what_was_used_longest_ago_makes_room(index: IndexServer, tmp_path: Path) -> None:
+async def test_least_recently_used_entries_make_room(index: IndexServer, tmp_path: Path) -> None:
     stored = {}
     for number in range(5):
         stored[number] = index.add_file("demo", f"demo-{number}.tar.gz", bytes([number]) * 100_000)
@@ -187,7 +187,7 @@ async def test_a_file_that_does_not_fit_is_passed_on_and_not_kept(index: IndexSe
     assert all(each.stat().st_size < 200_000 for each in kept_files(tmp_path))
 
 
-async def test_what_arrives_is_within_the_limit_too(index: IndexServer, tmp_path: Path) -> None:
+async def test_incoming_files_count_against_the_limit(index: IndexServer, tmp_path: Path) -> None:
     gate, limit_bytes = threading.Event(), 3 << 20
     names = [f"demo-{number}.tar.gz" for number in range(5)]
     for number, name in enumerate(names):
@@ -220,7 +220,7 @@ async def test_a_file_of_unknown_length_takes_no_more_than_there_is(index: Index
         assert len((await door.get(PATH)).content) == 2 << 20
 
 
-def test_what_does_not_come_gives_its_room_back(tmp_path: Path) -> None:
+def test_failed_downloads_release_their_space(tmp_path: Path) -> None:
     kept = PackageCache(tmp_path, 1000)
     with kept.room() as room:
         room.take(600)
@@ -272,7 +272,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert kept_files(tmp_path) == []
 
 
-def test_another_process_may_remove_what_is_looked_at(tmp_path: Path) -> None:
+def test_another_process_may_remove_an_entry_in_use(tmp_path: Path) -> None:
     """Two that write, read and make room in one directory, each with files of its own and of the other."""
     program = f"""
 import sys
@@ -291,7 +291,7 @@ for number in range(300):
     assert sum(each.stat().st_size for each in kept_files(tmp_path)) <= 100_000
 
 
-def test_what_a_process_left_behind_is_cleared_away(tmp_path: Path) -> None:
+def test_leftovers_of_a_process_are_removed(tmp_path: Path) -> None:
     kept = PackageCache(tmp_path, 1 << 20)
     kept.write("url-x", b"x")
     left, fresh = tmp_path / "tmp-1-a", tmp_path / "tmp-1-b"
@@ -302,7 +302,7 @@ def test_what_a_process_left_behind_is_cleared_away(tmp_path: Path) -> None:
     assert (left.exists(), fresh.exists()) == (False, True)
 
 
-def test_memory_has_what_was_used_last_and_no_more_than_its_limit() -> None:
+def test_memory_holds_recent_entries_within_its_limit() -> None:
     memory: LruMemory[str] = LruMemory(100)
     for number in range(4):
         memory.put(number, f"value {number}", 30)
@@ -314,7 +314,7 @@ def test_memory_has_what_was_used_last_and_no_more_than_its_limit() -> None:
     assert memory.get(3) is None
 
 
-async def test_what_is_asked_for_again_is_not_even_read_from_the_disk(index: IndexServer, tmp_path: Path) -> None:
+async def test_repeated_requests_are_served_from_memory(index: IndexServer, tmp_path: Path) -> None:
     index.add_file("demo", WHEEL, b"wheel")
     index.add_package("demo", "1.0.0", b"tarball")
     paths = ("/pypi/simple/demo/", "/npm/demo")

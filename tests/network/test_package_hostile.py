@@ -80,7 +80,7 @@ TARGETS = [
 
 
 @pytest.mark.parametrize("target", TARGETS)
-async def test_nothing_is_fetched_but_what_a_page_names(index: IndexServer, door: IndexDoor, target: str) -> None:
+async def test_only_files_named_by_a_page_are_fetched(index: IndexServer, door: IndexDoor, target: str) -> None:
     index.add_file("demo", WHEEL, b"wheel")
     index.add_package("left-pad", "1.3.0", b"tarball")
     for path in ("/secret", "/secret/", "/simple/secret/", "/files/secret.tar.gz", "/files/secret"):
@@ -91,7 +91,7 @@ async def test_nothing_is_fetched_but_what_a_page_names(index: IndexServer, door
     assert not [asked.path for asked in index.asked if "secret" in asked.path or "169" in asked.path]
 
 
-async def test_what_can_be_read_in_two_ways_is_refused(index: IndexServer, door: IndexDoor) -> None:
+async def test_ambiguous_input_is_refused(index: IndexServer, door: IndexDoor) -> None:
     both = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n"
     hidden = b"0\r\n\r\nGET /pypi/simple/hidden/ HTTP/1.1\r\nHost: a\r\n\r\n"
     answer = await raw(door, b"POST /npm/-/x HTTP/1.1\r\nHost: a\r\n" + both + b"\r\n" + hidden)
@@ -114,7 +114,7 @@ NOTHING = b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n"
 PAGE = b"HEAD /pypi/simple/demo/ HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
-async def test_who_is_refused_is_not_heard_any_further(index: IndexServer, door: IndexDoor) -> None:
+async def test_a_refusal_closes_the_connection(index: IndexServer, door: IndexDoor) -> None:
     for request in (NOTHING, NOTHING.replace(b"GET", b"PUT"), b"GET /npm/-/x HTTP/1.1\r\nHost: a\r\n\r\n"):
         answer = await raw(door, request * 1000)
         assert answer.count(b"HTTP/1.1 4") == 1
@@ -122,7 +122,7 @@ async def test_who_is_refused_is_not_heard_any_further(index: IndexServer, door:
     assert len(door.log) == 3
 
 
-async def test_who_asks_too_often_is_not_heard_any_further(index: IndexServer, tmp_path: Path) -> None:
+async def test_too_many_requests_close_the_connection(index: IndexServer, tmp_path: Path) -> None:
     index.add_file("demo", WHEEL, b"wheel")
     async with index_door(tmp_path, index, requests_per_minute=5) as door:
         answer = await raw(door, PAGE * 500)
@@ -271,7 +271,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize(("kind", "body"), PAGES)
-async def test_a_page_that_is_none_harms_nobody(index: IndexServer, door: IndexDoor, kind: str, body: bytes) -> None:
+async def test_a_malformed_page_is_harmless(index: IndexServer, door: IndexDoor, kind: str, body: bytes) -> None:
     index.told["/simple/strange/"] = Told(body, headers={"content-type": kind})
     index.add_file("demo", WHEEL, b"wheel")
     answer = await door.get("/pypi/simple/strange/")
@@ -281,7 +281,7 @@ async def test_a_page_that_is_none_harms_nobody(index: IndexServer, door: IndexD
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b"[]", b'{"versions": [1]}', b'{"versions": {"1.0.0": 5}}', b"no"])
-async def test_a_packument_that_is_none_harms_nobody(index: IndexServer, door: IndexDoor, body: bytes) -> None:
+async def test_a_malformed_packument_is_harmless(index: IndexServer, door: IndexDoor, body: bytes) -> None:
     index.told["/strange"] = Told(body, headers={"content-type": "application/json"})
     assert (await door.get("/npm/strange")).status_code == 502
     assert (await door.get("/npm/strange/-/strange-1.0.0.tgz")).status_code == 502
@@ -300,7 +300,7 @@ def test_a_page_is_read_for_files_that_can_be_installed_and_nothing_else() -> No
     }
 
 
-def test_what_a_page_says_is_escaped_in_ours() -> None:
+def test_page_contents_are_escaped_in_ours() -> None:
     said: dict[str, Any] = {"filename": "a-1.whl", "url": "a", "requires-python": '"><script>', "yanked": "<b>"}
     page = pypi.read_page("p", json.dumps({"files": [said]}).encode(), JSON, "https://index/simple/p/")
     assert "<script>" not in pypi.write_html(page).decode()
@@ -424,7 +424,7 @@ async def over_tls(
 
 @pytest.mark.parametrize("name", ["index.test", "another.test"])
 @pytest.mark.parametrize("is_trusted", [True, False])
-async def test_an_index_must_prove_who_it_is(
+async def test_an_index_must_prove_its_identity(
     trust: Trust, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_trusted: bool
 ) -> None:
     monkeypatch.setenv("PIP_CERT", str(trust.bundle)) if is_trusted else monkeypatch.delenv("PIP_CERT", raising=False)
@@ -470,7 +470,7 @@ async def test_a_part_of_a_file_that_must_be_fetched_counts_as_the_whole(index: 
     assert codes == [206, 206, 206, 403]
 
 
-async def test_who_leaves_early_has_paid_for_the_whole(index: IndexServer, tmp_path: Path) -> None:
+async def test_an_aborted_download_is_charged_in_full(index: IndexServer, tmp_path: Path) -> None:
     for number in range(3):
         index.add_file("demo", f"demo-{number}.tar.gz", bytes([number]) * (4 << 20))
     async with index_door(tmp_path, index, sandbox_bytes=9 << 20) as door:
@@ -481,7 +481,7 @@ async def test_who_leaves_early_has_paid_for_the_whole(index: IndexServer, tmp_p
     assert codes == [200, 200, 403]
 
 
-async def test_a_slow_index_holds_up_nobody_else(index: IndexServer, tmp_path: Path) -> None:
+async def test_a_slow_index_delays_no_other_request(index: IndexServer, tmp_path: Path) -> None:
     gate = threading.Event()
     index.add_file("demo", WHEEL, b"wheel")
     index.add_file("slow", "slow-1.0.tar.gz", b"slow")
@@ -505,7 +505,7 @@ async def test_a_silent_index_is_given_up(index: IndexServer, door: IndexDoor, m
     assert (answer.status_code, "too long" in answer.text) == (502, True)
 
 
-async def test_a_reader_who_leaves_ends_the_download(index: IndexServer, door: IndexDoor, tmp_path: Path) -> None:
+async def test_a_leaving_reader_ends_the_download(index: IndexServer, door: IndexDoor, tmp_path: Path) -> None:
     gate = threading.Event()
     stored = index.add_file("demo", WHEEL, bytes(4 << 20))
     index.told[stored].gate = gate

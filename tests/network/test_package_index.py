@@ -137,13 +137,13 @@ async def test_one_version_of_an_npm_package(index: IndexServer, door: IndexDoor
     assert (await door.get("/npm/@scope/thing/next")).status_code == 404
 
 
-async def test_what_npm_says_about_itself_is_answered_at_once(index: IndexServer, door: IndexDoor) -> None:
+async def test_npm_telemetry_is_answered_at_once(index: IndexServer, door: IndexDoor) -> None:
     for path in ("/npm/-/npm/v1/security/advisories/bulk", "/npm/-/v1/security/audits", "/npm/-/whoami"):
         assert (await door.send("POST", path, json={"left-pad": ["1.3.0"]})).status_code == 404
     assert index.asked == []
 
 
-async def test_what_is_not_there_is_said_to_be_so(index: IndexServer, door: IndexDoor) -> None:
+async def test_missing_packages_are_reported_missing(index: IndexServer, door: IndexDoor) -> None:
     index.add_file("demo", WHEEL, b"wheel")
     index.add_package("left-pad", "1.3.0", b"tarball")
     for path in (

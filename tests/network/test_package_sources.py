@@ -44,7 +44,7 @@ def test_without_any_configuration_it_is_the_public_ones(read: Read) -> None:
     assert sources.places == {("pypi.org", 443), ("registry.npmjs.org", 443)}
 
 
-def test_what_clocheis_told_wins_over_what_pip_is(read: Read) -> None:
+def test_cloches_settings_win_over_those_of_pip(read: Read) -> None:
     config = PackagesConfig(pypi=("https://a.test/simple", "https://b.test/"), npm="https://n.test/npm")
     sources = read({"etc/pip.conf": "[global]\nindex-url = https://c.test/"}, config, PIP_INDEX_URL="https://d.test/")
     assert sources.pypi == ("https://a.test/simple/", "https://b.test/")

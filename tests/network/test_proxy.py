@@ -183,7 +183,7 @@ async def test_any_other_protocol_goes_through_a_tunnel(opening: Opening, said: 
     assert (await door.line()).verdict == "allowed"
 
 
-async def test_who_has_said_all_still_hears_the_answer(opening: Opening) -> None:
+async def test_a_half_closed_client_still_gets_the_answer(opening: Opening) -> None:
     """Half-closed, either way round."""
 
     async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -375,7 +375,7 @@ async def test_socks_has_a_code_for_each_refusal(opening: Opening, said: bytes, 
     assert reason in line.reason
 
 
-async def test_what_cannot_be_reached_has_failed(opening: Opening) -> None:
+async def test_an_unreachable_host_is_logged_as_failed(opening: Opening) -> None:
     door = opening(allow=("good.test:*", "unknown.invalid"))
     assert (await door.say(b"CONNECT good.test:1 HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 502 ")
     assert (await door.say(get("http://unknown.invalid/", "unknown.invalid"))).startswith(b"HTTP/1.1 502 ")
@@ -408,7 +408,7 @@ async def test_the_door_has_no_pages_of_its_own_unless_packages_are_served(openi
     assert (line.protocol, line.verdict) == ("package", "denied")
 
 
-async def test_a_new_policy_ends_what_it_does_not_allow(opening: Opening) -> None:
+async def test_a_new_policy_ends_disallowed_connections(opening: Opening) -> None:
     from cloche.network_policy import NetworkPolicy
 
     door = opening(allow=("good.test:*", "other.test:*"))

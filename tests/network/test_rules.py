@@ -66,7 +66,7 @@ def test_nothing_is_allowed_that_no_rule_allows() -> None:
         ("2001:db8::/32", "192.0.2.1", False),
     ],
 )
-def test_what_a_pattern_matches(pattern: str, host: str, matches: bool) -> None:
+def test_a_pattern_matches_its_hosts(pattern: str, host: str, matches: bool) -> None:
     assert allows(rulebooks(allow=(pattern,)), host) is matches
 
 
@@ -109,7 +109,7 @@ def test_the_first_rule_that_matches_decides() -> None:
     assert not allows(rulebooks(rules=open_first[::-1], deny=("example.org",)), "x.y", 22)
 
 
-def test_the_operator_bounds_what_a_sandbox_may() -> None:
+def test_the_operator_bounds_the_policy_of_a_sandbox() -> None:
     bound = NetworkPolicy(allow=("*.example.com",), deny=("internal.example.com",))
     books = rulebooks(bound, allow=("*",))
     assert allows(books, "a.example.com")
@@ -247,7 +247,7 @@ def test_ipv4_in_disguise_is_ipv4_in_a_pattern_too(pattern: str) -> None:
     assert allows(rulebooks(allow=(pattern,)), "192.0.2.7")
 
 
-def test_what_is_internal_is_not_thereby_allowed() -> None:
+def test_an_internal_address_is_not_thereby_allowed() -> None:
     assert not allows(rulebooks(allow=("example.com",), internal=("10.0.0.0/8",)), "10.1.2.3")
 
 

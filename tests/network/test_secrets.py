@@ -251,7 +251,7 @@ async def test_no_file_of_the_sandbox_holds_a_value(box: Sandbox) -> None:
         assert said == "=1"
 
 
-async def test_neither_logs_nor_records_nor_what_is_told_of_a_sandbox_hold_a_value(
+async def test_neither_logs_nor_records_nor_descriptions_hold_a_value(
     engine: Engine, box: Sandbox, far: FarServer, own_place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     await shell(box, f"curl -sS https://api.test:{far.port}/logged")

@@ -62,7 +62,7 @@ def test_a_sandbox_that_asks_has_that_and_nothing_of_the_templates(there: Neighb
         assert box.run(there.fetch("api.test")).stdout == "refused"
 
 
-def test_a_recipe_says_what_may_be_reached():
+def test_a_recipe_sets_the_allowed_hosts():
     text = GEO + '[network]\nallow = ["b.test", "a.test"]\n[[network.rules]]\naction = "deny"\nhost = "x.a.test"\n'
     read = recipe.parse_recipe(text)
     rule = NetworkRule(action="deny", host="x.a.test")
@@ -99,7 +99,7 @@ def test_it_reaches_the_built_template(template: Template, tmp_path: Path):
         ("network = 3", "network"),
     ],
 )
-def test_what_is_wrong_with_it_is_said(text: str, said: str):
+def test_invalid_network_settings_are_reported(text: str, said: str):
     with pytest.raises(errors.InvalidConfig, match=said) as refused:
         recipe.parse_recipe(f"{GEO}{text}\n")
     assert "hush" not in str(refused.value)

@@ -94,7 +94,7 @@ def fetch(url):
 """
 
 
-def test_programs_reach_what_is_allowed_and_are_told_of_the_rest(host: Host, far: Far) -> None:
+def test_programs_reach_allowed_hosts_and_get_an_error_for_others(host: Host, far: Far) -> None:
     with host.sandbox() as box:
         box.run(FETCH)
         assert box.run(f"fetch('http://good.test:{far.web}/')").text == "'hello'"
@@ -196,7 +196,7 @@ print(Counter(answers)["HTTP/1.1 200"], len(answers))
 """
 
 
-def test_five_hundred_connections_at_once_are_nobody_elses_concern(host: Host, far: Far) -> None:
+def test_five_hundred_connections_at_once_do_not_affect_others(host: Host, far: Far) -> None:
     with host.sandbox() as box, host.sandbox() as neighbour:
         neighbour.run(FETCH)
         running = threading.Thread(target=lambda: seen.append(box.run(FLOOD.format(port=far.echo, door=DOOR_PORT))))

@@ -85,7 +85,7 @@ def test_reasoning_that_said_nothing_has_no_content():
     assert aborted(REASONING)[1] == {**REASONING, "status": "incomplete"}
 
 
-def test_what_code_printed_is_kept_if_it_was_streamed():
+def test_streamed_output_of_code_is_kept():
     wanted = decode_response(
         b'{"model": "m", "input": "x", "stream": true, "stream_options": {"include_outputs": true}}'
     )

@@ -102,7 +102,7 @@ def test_nothing_that_a_model_sends_raises_or_cannot_be_sent_on(data, arguments)
 
 @settings(deadline=None)
 @given(st.data(), CODE, st.integers(0, 40))
-def test_what_is_cut_off_gives_the_beginning_of_the_code(data, code, missing):
+def test_truncated_arguments_give_the_beginning_of_the_code(data, code, missing):
     arguments = json.dumps({"code": code})
     arguments = arguments[: max(len(arguments) - 2 - missing, len('{"code": "'))]
     came, whole = read(data.draw(cut(arguments)))
@@ -127,7 +127,7 @@ def test_what_is_cut_off_gives_the_beginning_of_the_code(data, code, missing):
         ("", ""),
     ],
 )
-def test_what_small_models_send(arguments, code):
+def test_arguments_of_small_models_are_understood(arguments, code):
     assert extract_code(arguments) == code
     assert read(list(arguments)) == (code, code)
 

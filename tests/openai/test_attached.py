@@ -66,7 +66,7 @@ def test_files_of_a_turn_without_code_are_there_in_the_next(
         assert id not in str(asked.body) and "input_file" not in str(asked.body)
 
 
-def test_what_code_removed_of_an_earlier_turn_stays_removed(client: OpenAI, turn: Callable[..., Response]):
+def test_files_removed_by_code_stay_removed(client: OpenAI, turn: Callable[..., Response]):
     fenced = "```python\nimport os; {}; print(sorted(os.listdir('/mnt/data')))\n```"
     common = {"model": "cloche/echo", "tools": [CODE_INTERPRETER]}
     turn(**common, input=message(INLINE, by_id(stored(client))))
@@ -102,7 +102,7 @@ def test_a_file_that_was_deleted_does_not_break_its_conversation(client: OpenAI)
 
 
 @pytest.mark.parametrize("tools", [[], [CODE_INTERPRETER]])
-def test_what_a_clients_function_gave_may_be_a_stored_file_too(client: OpenAI, upstream: ScriptedUpstream, tools: list):
+def test_a_function_output_may_be_a_stored_file(client: OpenAI, upstream: ScriptedUpstream, tools: list):
     id = stored(client)
     model = upstream.play("resp", [Text("ok")])
     call = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
@@ -134,7 +134,7 @@ def test_one_file_in_many_parts_is_refused(client: OpenAI, tools: list):
     assert refused.value.param == f"input[0].content[{MAX_INLINE_PARTS}].file_id"
 
 
-def test_large_files_are_refused_by_what_they_have_in_all(client: OpenAI):
+def test_large_files_are_refused_by_their_total_size(client: OpenAI):
     id = stored(client, "large.bin", bytes(MAX_INLINE_BYTES // 3))
     with pytest.raises(openai.BadRequestError, match=f"{MAX_INLINE_BYTES} bytes in all") as refused:
         client.responses.create(model="cloche/echo", input=message(*[by_id(id)] * 4))

@@ -58,7 +58,7 @@ def test_outputs_that_were_asked_for_at_first_need_not_be_asked_for_again(client
     assert logs(last.response) == ["done\n"]
 
 
-def test_it_goes_on_when_who_asked_has_left_and_is_followed_from_there(client: openai.OpenAI, play: Play):
+def test_it_continues_after_a_disconnect_and_is_followed_from_there(client: openai.OpenAI, play: Play):
     left = threading.Event()
     model = play([Text("first", chunks=1), WaitFor(left), Text(" and last", chunks=1)])
     with client.responses.create(model=model, input="?", background=True, stream=True) as stream:
@@ -123,7 +123,7 @@ def test_cancelling_interrupts_the_code_and_the_container_lives(client: openai.O
     assert again.output[0].container_id == cancelled.output[0].container_id
 
 
-def test_who_follows_sees_the_cancelling(client: openai.OpenAI):
+def test_a_following_client_sees_the_cancellation(client: openai.OpenAI):
     made = background(client, ENDLESS)
     wait_for_code(client, made.id)
     with client.responses.retrieve(made.id, stream=True) as stream:
@@ -157,7 +157,7 @@ def test_a_failure_is_told_by_its_status(client: openai.OpenAI, play: Play, fail
     assert logs(failed) == ["1\n"]
 
 
-def test_what_can_be_known_before_is_said_at_once(client: openai.OpenAI):
+def test_foreseeable_errors_are_reported_at_once(client: openai.OpenAI):
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="unknown", input="?", background=True)
     gone = {"type": "code_interpreter", "container": "cntr_unknown"}

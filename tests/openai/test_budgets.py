@@ -38,7 +38,7 @@ def narrow(bare_dir: str, gateway_config: Path) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a_turn_keeps_so_much_of_what_its_code_prints(narrow: openai.OpenAI, play: Play, upstream: ScriptedUpstream):
+def test_a_turn_keeps_bounded_output(narrow: openai.OpenAI, play: Play, upstream: ScriptedUpstream):
     runs = 4
     model = play(*[[Code(MUCH)]] * runs, [Text("Much.")])
     response = narrow.responses.create(model=model, input="?", tools=[CODE_INTERPRETER], include=OUTPUTS)
@@ -50,7 +50,7 @@ def test_a_turn_keeps_so_much_of_what_its_code_prints(narrow: openai.OpenAI, pla
     assert narrow.responses.retrieve(response.id, include=OUTPUTS).output == response.output
 
 
-def test_what_is_streamed_of_it_is_bounded_too(narrow: openai.OpenAI, play: Play):
+def test_streamed_output_is_bounded_too(narrow: openai.OpenAI, play: Play):
     model = play([Code(MUCH)], [Text("Much.")])
     said, unchecked = 0, narrow.copy(http_client=httpx2.Client())  # these events are our own
     with unchecked.responses.create(

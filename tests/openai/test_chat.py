@@ -55,7 +55,7 @@ def whole_and_streamed(client: openai.OpenAI, script: Callable[[], str], **field
 # -- one turn
 
 
-def test_code_runs_between_what_the_assistant_says_and_nothing_is_lost(client: openai.OpenAI, play: Play):
+def test_code_runs_between_texts_and_nothing_is_lost(client: openai.OpenAI, play: Play):
     def script() -> str:
         return play([Text("Let me see."), Code("print(6 * 7)")], [Text("It is 42.")])
 
@@ -92,7 +92,7 @@ def test_usage_is_summed_over_legs(client: openai.OpenAI, play: Play):
     assert usage is not None and (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (60, 18, 78)
 
 
-def test_what_is_said_is_passed_on_before_the_rest_is(client: openai.OpenAI, play: Play):
+def test_text_is_forwarded_before_the_rest(client: openai.OpenAI, play: Play):
     more = threading.Event()
     model = play([Text("First."), WaitFor(more), Code("print(1)")], [Text("Last.")])
     with client.chat.completions.create(model=model, messages=ASKED, tools=TOOLS, stream=True) as stream:
@@ -263,7 +263,7 @@ def test_only_the_clients_calls_are_told_and_the_turn_goes_on_where_it_was(
         assert first.tools == second.tools == ["weather", "python"]
 
 
-def test_calls_that_nobody_remembers_do_not_stop_the_conversation(client: openai.OpenAI, play: Play):
+def test_forgotten_calls_do_not_stop_the_conversation(client: openai.OpenAI, play: Play):
     call = {"id": "call_0123456789abcdef01234000", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages: list[Any] = [
         *ASKED,

@@ -95,7 +95,7 @@ def test_a_stream_and_the_whole_tell_the_same(leg):
 
 @settings(max_examples=50, deadline=None)
 @given(LEGS)
-def test_what_is_said_is_what_was_meant(leg):
+def test_answers_are_encoded_faithfully(leg):
     meant = [part for each in leg for part in (each.parts if isinstance(each, Interleaved) else [each])]
     told = check(happenings(chunks_of(leg)))
     calls = [part for part in meant if isinstance(part, (Code, Function, Custom))]

@@ -107,7 +107,7 @@ def test_a_function_call_of_the_old_kind_is_answered_by_its_name():
     assert call["name"] == "f" and call["call_id"] == output["call_id"] and output["output"] == "one"
 
 
-def test_what_a_client_gives_back_of_our_own_keys_tells_the_model_what_its_code_did():
+def test_our_own_keys_returned_by_a_client_describe_earlier_code():
     code = {"id": "ci_1", "code": "1+1", "container_id": "cntr_1", "outputs": [{"type": "logs", "logs": "2\n"}]}
     messages = [*HELLO, {"role": "assistant", "content": "2", "code_interpreter_calls": [code]}, *HELLO]
     made = asked(messages=messages)
@@ -240,7 +240,7 @@ def test_a_session_belongs_to_a_container_that_is_not_named():
         ({"stream": "yes"}, "stream"),
     ],
 )
-def test_what_cannot_be_done_is_named(fields, param):
+def test_unsupported_parameters_are_named(fields, param):
     assert refusal(**fields).param == param
 
 
@@ -319,7 +319,7 @@ def test_options_are_said_in_the_other_apis_words_and_the_rest_is_kept_for_chats
     assert asked(max_tokens=5, max_completion_tokens=6).max_output_tokens == 6
 
 
-def test_what_is_passed_on_is_what_came_but_for_our_own_keys():
+def test_forwarded_requests_are_unchanged_except_our_own_keys():
     message = {"role": "assistant", "content": "hi", "code_interpreter_calls": [], "odd": 1}
     made = wanted(messages=[message], odd=2, metadata={"nested": {"as": "litellm likes it"}})
     passed = chat_request.forwarded_body(made)

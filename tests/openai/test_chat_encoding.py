@@ -230,7 +230,7 @@ def test_usage_is_told_in_a_chunk_of_its_own_if_it_is_asked_for():
     assert all("usage" not in chunk for chunk in told(completion(), [*message(0, "One."), AnswerFinished()]))
 
 
-def test_what_only_other_clients_understand_is_left_out():
+def test_client_specific_extras_are_left_out_for_others():
     made = completion()
     item = {"id": "ws_0", "type": "web_search_call", "status": "in_progress"}
     searching = {"type": "response.web_search_call.searching"}

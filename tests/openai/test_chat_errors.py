@@ -28,7 +28,7 @@ from tests.openai.upstream import (
 Play = Callable[..., str]
 
 
-def test_what_an_upstream_refuses_is_an_error_before_anything_is_told(client: openai.OpenAI, play: Play):
+def test_an_upstream_refusal_is_an_error_before_any_event(client: openai.OpenAI, play: Play):
     error = HttpError(429, {"error": {"message": "slow down", "type": "rate_limit"}}, {"retry-after": "7"})
     for stream in (False, True):
         for tools in (TOOLS, []):
@@ -105,7 +105,7 @@ def test_completions_are_not_stored(client: openai.OpenAI):
         client.chat.completions.list()
 
 
-def test_nobody_elses_turn_is_spliced_in(gateway_server: RunningServer, upstream: ScriptedUpstream, play: Play):
+def test_no_foreign_turn_is_spliced_in(gateway_server: RunningServer, upstream: ScriptedUpstream, play: Play):
     """A foreign call id is as unknown as one that never existed."""
     headers = {"authorization": f"Bearer {gateway_server.key}"}
     with client_of(gateway_server) as client:

@@ -33,7 +33,7 @@ def told(server: RunningServer, model: str) -> list[str]:
 
 
 @pytest.mark.parametrize("chunk", ODD)
-def test_an_odd_chunk_is_passed_on_and_so_is_what_follows(
+def test_an_odd_chunk_and_its_successors_are_forwarded(
     gateway_server: RunningServer, upstream: ScriptedUpstream, chunk: dict[str, Any]
 ):
     model = upstream.play("chat", [Raw(f"data: {json.dumps(chunk)}\n\n"), Text("All the same.")])
@@ -44,7 +44,7 @@ def test_an_odd_chunk_is_passed_on_and_so_is_what_follows(
     assert "".join(each["delta"].get("content") or "" for each in deltas) == "All the same."
 
 
-def test_what_a_client_says_of_storing_reaches_the_upstream_as_it_came(
+def test_the_clients_store_flag_reaches_the_upstream_unchanged(
     gateway_server: RunningServer, upstream: ScriptedUpstream
 ):
     model = upstream.play("chat", [Text("Yes.")], [Text("Yes.")])

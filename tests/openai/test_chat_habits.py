@@ -65,7 +65,7 @@ def test_no_way_comes_twice():
         assert habits.find_alternative(habit, refusal(f"Unknown parameter: {words}")) is None
 
 
-def test_only_what_was_answered_is_remembered():
+def test_only_answered_habits_are_remembered():
     habits = ChatRequestStyles("http://a/v1")
     other = habits.find_alternative(habits.of("m"), refusal("Unknown parameter: stream_options"))
     assert other is not None and habits.of("m").usage_in_stream

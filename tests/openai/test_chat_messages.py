@@ -47,7 +47,7 @@ def test_parts_of_text_are_one_string():
     assert build_chat_messages([user(parts)]) == [{"role": "user", "content": "a\nb"}]
 
 
-def test_what_the_assistant_says_and_calls_is_one_message():
+def test_assistant_text_and_calls_are_one_message():
     given = build_chat_messages(
         [user(), said("One moment."), call("a"), call("b"), output("a"), output("b"), said("Done.")]
     )
@@ -137,7 +137,7 @@ def test_custom_tools_are_functions_with_one_argument():
     assert given[2]["content"] == "HEY"
 
 
-def test_what_chat_has_no_words_for_is_left_out():
+def test_items_without_a_chat_equivalent_are_left_out():
     given = build_chat_messages(
         [user(), {"type": "web_search_call", "id": "ws_1"}, {"type": "reasoning", "summary": []}]
     )

@@ -328,7 +328,7 @@ def test_a_field_that_a_model_refuses_is_not_sent_again(client, upstream, refuse
 
 
 @pytest.mark.parametrize("message", ["Unsupported parameter: 'max_tokens'", "max_tokens must be under 10"])
-def test_what_one_client_asks_in_vain_changes_nothing_for_others(client, upstream, message):
+def test_a_failed_request_of_one_client_changes_nothing_for_others(client, upstream, message):
     def picky(body):
         limits = [value for name, value in body.items() if name in ("max_tokens", "max_completion_tokens")]
         return [HttpError(400, {"error": {"message": message}})] if limits != [50] else [Text("Hi")]

@@ -77,7 +77,7 @@ def test_a_large_upload_is_streamed(client: OpenAI, container: str):
     assert content(client, container, file.id) == large
 
 
-def test_the_list_shows_what_code_made_and_ids_stay(client: OpenAI, container: str):
+def test_the_list_shows_files_made_by_code_and_ids_stay(client: OpenAI, container: str):
     run(
         client, container, "import os; os.mkdir('d'); open('d/x.txt','w').write('1'); os.symlink('/etc/passwd', 'link')"
     )
@@ -127,7 +127,7 @@ def test_an_unknown_file_id_and_a_body_without_a_file_are_refused(client: OpenAI
     assert refused.value.param == "file"
 
 
-def test_what_was_uploaded_can_be_read_after_the_containers_end(client: OpenAI, expire: Callable[[str], None]):
+def test_uploads_can_be_read_after_the_containers_end(client: OpenAI, expire: Callable[[str], None]):
     container = client.containers.create(name="ends").id
     file = client.containers.files.create(container, file=("a.txt", b"kept"))
     expire(container)
@@ -140,7 +140,7 @@ def test_what_was_uploaded_can_be_read_after_the_containers_end(client: OpenAI, 
         content(client, container, file.id)
 
 
-def test_contents_say_what_they_are_and_cannot_act(client: OpenAI, container: str, gateway_server: RunningServer):
+def test_contents_have_their_type_and_cannot_act(client: OpenAI, container: str, gateway_server: RunningServer):
     file = client.containers.files.create(container, file=('a"b.html', b"<script>"))
     url = f"{gateway_server.url}/v1/containers/{container}/files/{file.id}/content"
     headers = {"authorization": f"Bearer {gateway_server.key}", "accept": "application/binary"}

@@ -74,13 +74,13 @@ async def test_a_file_is_kept_if_it_is_no_larger_than_its_sandbox_said(
     assert [each.stat().st_size for each in (blobs.iterdir() if blobs.is_dir() else ())] == kept
 
 
-async def test_what_is_being_copied_takes_room_already(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
+async def test_copies_in_progress_take_space(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(container_files, "MAX_KEPT_BYTES", 10)
     paths = [f"/mnt/data/{number}" for number in range(5)]
     assert await kept_after_citing(shelf, HostileFiles(4, 4), *paths) == [4, 4]
 
 
-async def test_what_is_replaced_takes_no_room(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
+async def test_replaced_files_take_no_space(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(container_files, "MAX_KEPT_BYTES", 10)
     assert await kept_after_citing(shelf, HostileFiles(8, 8), "/mnt/data/x") == [8]
     assert await kept_after_citing(shelf, HostileFiles(9, 9), "/mnt/data/x") == [9]

@@ -50,7 +50,7 @@ def test_every_use_moves_the_end(client: OpenAI, gateway_server: RunningServer):
     client.containers.delete(made.id)
 
 
-def test_nobody_sees_the_containers_of_another_owner(client: OpenAI, stranger: OpenAI):
+def test_containers_are_invisible_to_other_owners(client: OpenAI, stranger: OpenAI):
     made = client.containers.create(name="private")
     file = client.containers.files.create(made.id, file=("a.txt", b"secret"))
     assert stranger.containers.list(name="private").data == []
@@ -72,7 +72,7 @@ def test_nobody_sees_the_containers_of_another_owner(client: OpenAI, stranger: O
     client.containers.delete(made.id)
 
 
-def test_pages_go_on_after_what_was_deleted(stranger: OpenAI):
+def test_pages_continue_after_a_deleted_item(stranger: OpenAI):
     made = [stranger.containers.create(name="page").id for _ in range(3)]
     assert [each.id for each in stranger.containers.list(name="page", order="asc", limit=2)] == made
     seen = []
@@ -118,9 +118,7 @@ def test_strange_ids_are_not_found(client: OpenAI, id: str):
         client.containers.retrieve(id)
 
 
-def test_memory_over_the_maximum_is_refused_and_what_the_servers_end_ended_has_expired(
-    own_data_dir: Path, tmp_path: Path
-):
+def test_memory_over_the_maximum_is_refused_and_containers_expire_with_the_server(own_data_dir: Path, tmp_path: Path):
     config = tmp_path / "cloche.toml"
     config.write_text('[limits.maximum]\nmemory_bytes = "4GiB"\n')
     with serving(own_data_dir, env={"CLOCHE_CONFIG": str(config)}) as server, client_of(server) as client:

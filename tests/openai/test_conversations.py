@@ -119,7 +119,7 @@ def test_a_turn_that_failed_leaves_the_conversation_free_and_as_it_was(client: o
     client.responses.create(model="cloche/echo", input="?", conversation=made.id)
 
 
-def test_bad_requests_say_what_is_wrong(client: openai.OpenAI):
+def test_bad_requests_name_the_error(client: openai.OpenAI):
     made = client.conversations.create()
     with pytest.raises(openai.NotFoundError, match="Conversation with id 'conv_x' not found"):
         client.responses.create(model="cloche/echo", input="?", conversation="conv_x")

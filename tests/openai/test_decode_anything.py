@@ -99,7 +99,7 @@ def test_any_request_for_a_completion_is_refused_or_understood(body: dict[str, A
     say_to_all(asked)
 
 
-def test_what_is_changed_there_makes_sense_as_it_is():
+def test_the_unmutated_request_is_valid():
     """Else nothing behind the first check would be tried."""
     say_to_all(asked_of(responses_request.decode_response(json.dumps(RESPONSE).encode())))
     wanted = chat_request.decode_chat(json.dumps(CHAT).encode())

@@ -123,7 +123,7 @@ def test_defect_07_the_value_of_the_last_expression_is_an_output(
     assert upstream.asked(model)[1].outputs == ["2\n"]
 
 
-def test_defect_08_an_exception_keeps_what_was_printed_and_its_traceback(
+def test_defect_08_an_exception_keeps_printed_output_and_its_traceback(
     client: openai.OpenAI, play: Play, upstream: ScriptedUpstream
 ):
     model = play([Code("print('so far')\n1 / 0")], [Text("Oh.")])
@@ -191,7 +191,7 @@ def test_defect_13_usage_is_of_all_legs(client: openai.OpenAI, play: Play, strea
     assert usage.input_tokens_details.cached_tokens == 5 and usage.output_tokens_details.reasoning_tokens == 7
 
 
-def test_defect_14_what_the_model_says_is_told_while_it_speaks(client: openai.OpenAI, play: Play):
+def test_defect_14_model_text_is_streamed_as_it_comes(client: openai.OpenAI, play: Play):
     more, rest = threading.Event(), threading.Event()
     model = play([Code("print(1)", chunks=['{"code": "pr', 'int(1)"}']), WaitFor(more)], [Text("One."), WaitFor(rest)])
     events = []
@@ -233,7 +233,7 @@ def test_defect_15_without_a_sandbox_the_request_fails(
     nothing_native(upstream, model)
 
 
-def test_defect_15_in_a_stream_it_fails_after_closing_what_is_open(
+def test_defect_15_in_a_stream_it_fails_after_closing_open_items(
     without_sandboxes: RunningServer, play: Play, upstream: ScriptedUpstream
 ):
     model = play([Text("Let me see."), Code("print(1)")], [Text("Never.")])
@@ -306,7 +306,7 @@ def test_defect_20_records_of_a_request_share_its_id_and_count_each_leg_once(
     assert '"input_tokens": 100' in text and '"input_tokens": 200' in text
 
 
-def test_defect_21_a_chat_keeps_what_was_said_before_code(client: openai.OpenAI, play: Play):
+def test_defect_21_a_chat_keeps_text_before_code(client: openai.OpenAI, play: Play):
     model = play([Text("Let me count. "), Code("1")], [Text("One.")])
     tools: Any = [{"type": "code_interpreter"}]
     answer = client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Go"}], tools=tools)

@@ -27,7 +27,7 @@ def test_a_stream_of_echo_ends_with_the_same_answer(client: OpenAI):
     assert "21" in answer.output_text
 
 
-def test_without_the_tool_echo_says_what_it_is(client: OpenAI):
+def test_without_the_tool_echo_describes_itself(client: OpenAI):
     answer = client.responses.create(model="cloche/echo", input="Hello")
     assert answer.output_text.startswith("Hello") and "cloche/echo" in answer.output_text
 
@@ -40,7 +40,7 @@ def test_code_stands_between_fences_of_python_or_of_nothing():
     assert list(find_fenced_code(text)) == ["1\n", "2\n2\n", "3\n", "4\r\n"]
 
 
-def test_fences_of_other_languages_are_passed_over_with_what_is_in_them():
+def test_fences_of_other_languages_are_skipped_with_their_contents():
     text = "```json\n{}\n```\nbetween\n```python\n1\n```\n```js\n```python\n2\n```\nend"
     assert list(find_fenced_code(text)) == ["1\n"]
     assert list(find_fenced_code("```inline``` is no fence\n```\n1\n```")) == ["1\n"]

@@ -36,7 +36,7 @@ def test_a_deleted_file_is_gone(client: OpenAI):
         assert refused.value.message.endswith(f"No such File object: {file.id}")
 
 
-def test_nobody_sees_the_files_of_another_owner(client: OpenAI, stranger: OpenAI):
+def test_files_are_invisible_to_other_owners(client: OpenAI, stranger: OpenAI):
     file = client.files.create(file=b"secret", purpose="user_data")
     assert file.id not in [each.id for each in stranger.files.list()]
     for ask in (stranger.files.retrieve, stranger.files.content, stranger.files.delete):

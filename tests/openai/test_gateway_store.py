@@ -94,7 +94,7 @@ async def test_a_path_is_registered_once(shelf: GatewayStore):
     assert await shelf.container_files.register([again]) == [first]
 
 
-async def test_what_is_too_large_leaves_nothing(shelf: GatewayStore, tmp_path: Path):
+async def test_an_oversized_file_leaves_nothing(shelf: GatewayStore, tmp_path: Path):
     with pytest.raises(errors.TooLarge):
         await shelf.files.put_content(new_file_id(), content(b"x" * 11), 10)
     assert names(tmp_path) == set()

@@ -49,7 +49,7 @@ def test_the_same_item_is_shown_the_same_way_every_time():
     )
 
 
-def test_outputs_that_nobody_has_are_said_to_be_lost_and_none_are_none():
+def test_missing_outputs_are_reported_lost_and_empty_ones_empty():
     assert call_and_output(code_item())[1]["output"] == history.NOT_RETAINED
     assert call_and_output(code_item(outputs=[]))[1]["output"] == history.NO_OUTPUT
 
@@ -66,7 +66,7 @@ def test_a_long_output_is_abridged_for_the_model():
     assert len(str(call_and_output(item)[1]["output"])) < 1200
 
 
-def test_a_reference_is_replaced_by_what_it_names():
+def test_a_reference_is_replaced_by_its_item():
     reference = {"type": "item_reference", "id": "msg_1"}
     said = {"id": "msg_1", "type": "message", "role": "assistant", "content": "hello"}
     assert history.referenced_ids([USER, reference]) == ["msg_1"]

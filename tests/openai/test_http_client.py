@@ -164,13 +164,13 @@ async def test_connections_are_used_again_and_those_that_died_are_replaced():
         ([b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhe"], httpx2.ReadTimeout),
     ],
 )
-async def test_what_goes_wrong_is_said_in_httpx2s_words(pieces: list[bytes | None], error: type[Exception]):
+async def test_errors_are_raised_as_httpx2s(pieces: list[bytes | None], error: type[Exception]):
     async with server([pieces]) as place:
         with pytest.raises(error):
             await posted(client_of(place, read_seconds=0.3 if error is httpx2.ReadTimeout else 30.0))
 
 
-async def test_nobody_there_is_an_error_of_connecting():
+async def test_an_absent_server_is_a_connect_error():
     async with server([]) as place:
         pass
     with pytest.raises(httpx2.ConnectError):
@@ -194,7 +194,7 @@ async def test_more_requests_than_connections_wait_for_one():
     assert place.connections <= 2
 
 
-async def test_closing_ends_what_is_still_read():
+async def test_closing_ends_open_reads():
     async with server([[b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello"]]) as place:
         client = client_of(place)
         with pytest.raises(httpx2.RemoteProtocolError):
@@ -217,7 +217,7 @@ async def request(reader: asyncio.StreamReader) -> bytes:
 
 
 @pytest.mark.parametrize("pause", [True, False], ids=["later", "at once"])
-async def test_what_comes_unasked_is_never_the_next_requests_answer(pause: bool):
+async def test_unsolicited_bytes_are_never_the_next_answer(pause: bool):
     place = Place()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -242,7 +242,7 @@ async def test_what_comes_unasked_is_never_the_next_requests_answer(pause: bool)
     assert place.connections == 4
 
 
-async def test_what_the_loop_has_not_read_yet_counts_too():
+async def test_bytes_unread_by_the_loop_count():
     place = Place()
     stale = asyncio.Event()
 
@@ -273,7 +273,7 @@ async def test_a_server_that_speaks_first_is_no_server():
 
 
 @pytest.mark.parametrize("after", [b"garbage", b"HTTP/1.1 200 OK\r\nbad\x00header", CHUNKED, b"\0" * 300_000])
-async def test_what_follows_an_answer_takes_nothing_from_it(after: bytes):
+async def test_bytes_after_an_answer_take_nothing_from_it(after: bytes):
     async with server([[answer(b"whole") + after], [answer(b"next")]]) as place:
         client = client_of(place)
         status, headers, content = await posted(client)
@@ -342,7 +342,7 @@ async def test_a_request_may_take_long_as_long_as_it_gets_on():
         await client.aclose()
 
 
-async def test_a_request_that_nobody_takes_is_given_up():
+async def test_an_unread_request_is_given_up():
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(3600)
 
@@ -381,7 +381,7 @@ async def test_a_body_that_is_compressed_without_being_asked_for_is_read(
     assert max(map(len, pieces)) <= 64 * 1024
 
 
-async def test_what_comes_after_the_end_of_a_compressed_body_is_not_read():
+async def test_bytes_after_a_compressed_body_are_not_read():
     head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\n"
     async with server([[head + gzip.compress(b"hello"), *[bytes(100_000)] * 10]]) as place:  # and it never ends
         client = client_of(place)
@@ -458,7 +458,7 @@ async def test_with_tls_connections_are_used_again_unless_something_came_unasked
         await client.aclose()
 
 
-async def test_a_certificate_that_nobody_vouches_for_is_an_error_of_connecting(certificate: Path):
+async def test_an_untrusted_certificate_is_a_connect_error(certificate: Path):
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pass
 

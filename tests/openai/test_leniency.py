@@ -40,6 +40,6 @@ def test_any_text_is_read_as_far_as_it_has_whole_characters(value):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"a": \\ud83d}', b'"\\ud83', b"\xff", b"[1]"])
-def test_what_is_no_object_is_a_failure(content):
+def test_a_value_that_is_not_an_object_is_a_failure(content):
     with pytest.raises(errors.UpstreamFailed):
         parse_json_object(content)

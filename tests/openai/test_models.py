@@ -25,7 +25,7 @@ async def names(upstreams: Upstreams) -> list[str]:
         await upstreams.aclose()
 
 
-async def test_a_name_is_listed_as_it_is_and_a_pattern_as_what_the_upstream_has():
+async def test_a_name_is_listed_verbatim_and_a_pattern_as_the_upstreams_models():
     with ScriptedUpstream() as upstream:
         for name in ("gpt-5", "gpt-5-mini", "tts-1"):
             upstream.script(name, [])

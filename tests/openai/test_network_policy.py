@@ -122,7 +122,7 @@ def test_code_reaches_the_domains_of_the_tool_and_no_other(ask: Ask, site: Site)
     assert printed(answer) == "hello\nrefused 403\nrefused 403\n"
 
 
-def test_a_wildcard_allows_what_is_below_it(ask: Ask, site: Site):
+def test_a_wildcard_allows_subdomains(ask: Ask, site: Site):
     answer = ask(fetch(site.at("api.example.test"), site.at("foreign.test")), allowlist(f"*.example.test:{site.port}"))
     assert printed(answer) == "hello\nrefused 403\n"
 
@@ -137,7 +137,7 @@ def test_disabled_reaches_nothing(ask: Ask, description: Description, site: Site
     assert "There is no internet access." in description(answer)
 
 
-def test_the_model_is_told_what_can_be_reached(ask: Ask, description: Description, site: Site):
+def test_the_model_is_told_the_reachable_hosts(ask: Ask, description: Description, site: Site):
     places = (site.at("api.example.test"), "*.example.test")
     told = description(ask("1", allowlist(*places)))
     assert ", ".join(places) in told and "no internet" not in told
@@ -372,7 +372,7 @@ BAD_SECRETS = [
         ),
     ],
 )
-def test_what_makes_no_sense_is_named(reaching: openai.OpenAI, policy: Any, param: str, code: str):
+def test_invalid_fields_are_named(reaching: openai.OpenAI, policy: Any, param: str, code: str):
     asks = [
         (lambda: reaching.containers.create(name="x", network_policy=policy), "network_policy"),
         (lambda: respond(reaching, tool(policy)), "tools[0].container.network_policy"),
@@ -395,7 +395,7 @@ def chat(client: openai.OpenAI, tool: Any) -> Any:
     )
 
 
-def test_what_the_operator_allows_to_nobody_is_refused(reaching: openai.OpenAI):
+def test_hosts_outside_the_operators_rules_are_refused(reaching: openai.OpenAI):
     policy = allowlist("api.example.test", "foreign.test")
     for ask in (
         lambda: reaching.containers.create(name="x", network_policy=policy),
@@ -408,7 +408,7 @@ def test_what_the_operator_allows_to_nobody_is_refused(reaching: openai.OpenAI):
         assert "network.allow" in refused.value.message
 
 
-def test_a_server_whose_operator_allows_nothing_says_what_can_be_done(client: openai.OpenAI):
+def test_a_server_without_allowed_hosts_suggests_the_remedy(client: openai.OpenAI):
     policy = allowlist("pypi.org")
     for ask in (
         lambda: client.containers.create(name="x", network_policy=policy),
@@ -423,7 +423,7 @@ def test_a_server_whose_operator_allows_nothing_says_what_can_be_done(client: op
 # -- what is remembered, and what is told
 
 
-def test_what_is_remembered_has_no_secret_and_what_makes_no_sense_allows_nothing():
+def test_stored_policies_have_no_secret_and_invalid_ones_allow_nothing():
     secret = Secret(domain="a.test", name="KEY", value=SECRET)
     policy = NetworkPolicy(allow=("a.test", "*.b.test:8080"), secrets=(secret,))
     assert SECRET not in network_label(policy)

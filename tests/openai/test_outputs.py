@@ -48,7 +48,7 @@ def json_bytes(sight):
     return len(msgspec.json.encode(sight.outputs()))
 
 
-def test_what_fits_is_kept_as_it_came():
+def test_output_within_the_limit_is_kept_verbatim():
     sight = seen(printed("a"), printed("b\n"), shown(), printed("c"))
     assert sight.outputs() == [
         {"type": "logs", "logs": "ab\n"},
@@ -57,7 +57,7 @@ def test_what_fits_is_kept_as_it_came():
     ]
 
 
-def test_of_what_is_too_much_beginning_and_end_are_kept():
+def test_of_excess_output_beginning_and_end_are_kept():
     sight = seen(printed("begin"), *(printed(f"{number:07}\n") for number in range(100_000)), printed("end"))
     (output,) = sight.outputs()
     assert output["logs"].startswith("begin0000000\n")
@@ -105,7 +105,7 @@ def test_a_display_that_grows_too_large_is_cut_and_can_shrink_again():
     assert json_bytes(sight) <= ROOM + NOTES
 
 
-def test_what_is_cleared_takes_no_room():
+def test_cleared_output_takes_no_space():
     sight = seen(printed("x" * 3 * ROOM), Cleared(), printed("y"))
     assert sight.outputs() == [{"type": "logs", "logs": "y"}]
     assert sight.kept_bytes == ENTRY_BYTES + 1
@@ -169,7 +169,7 @@ def test_a_picture_is_seen_and_named():
         ("image/webp", b"RIFF\n\n\x00\x00WEBPVP8 "),
     ],
 )
-def test_only_what_begins_like_its_kind_is_seen(mime, content):
+def test_only_images_with_a_valid_signature_are_shown(mime, content):
     assert told(shown(content, mime), pictures=PictureLimit())[1] == 1
     text, count = told(shown(b"<html>", mime), pictures=PictureLimit())
     assert (text, count) == (f"[image that cannot be shown to you: it is no {mime}]\n", 0)

@@ -364,7 +364,7 @@ def test_credentials_of_a_tool_reach_its_upstream_and_are_not_in_the_store(
     assert known.encode() in raw and secret.encode() not in raw
 
 
-def test_what_is_captured_has_a_limit(capturing: Records):
+def test_captured_text_has_a_limit(capturing: Records):
     tree = capturing.tree(capturing.ask("cloche/echo", "```python\nprint('x' * 1000000)\n```" + "y" * 1000000))
     captured = [step["captured"] for step in tree["steps"] if "captured" in step]
     assert all(len(text) < 80_000 for each in captured for text in each.values())

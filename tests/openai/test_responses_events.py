@@ -129,7 +129,7 @@ def test_an_answer_that_is_not_streamed_is_heard_as_the_same_items():
     assert [each.annotation for each in at_once if isinstance(each, CitationAdded)] == [CITATION]
 
 
-def test_no_id_of_the_upstream_is_in_what_is_passed():
+def test_no_upstream_id_is_forwarded():
     passed = [each for each in heard(said(*EVERYTHING)) if isinstance(each, PassedThrough)]
     assert passed and not any("up_" in json.dumps(each.event) for each in passed)
 
@@ -167,7 +167,7 @@ def test_an_incomplete_answer_has_a_reason_that_clients_know(details: Any, reaso
 # -- what is mended
 
 
-def test_items_that_are_open_at_the_end_are_closed_with_what_was_said():
+def test_items_open_at_the_end_are_closed_with_their_text():
     happenings = heard([added(MESSAGE), text("Hel"), text("lo"), END])
     check_grammar(happenings)
     assert closed(happenings)[0]["content"][0]["text"] == "Hello"
@@ -213,7 +213,7 @@ def test_a_call_whose_name_comes_late_is_announced_when_it_is_known():
 
 
 @pytest.mark.parametrize("at_the_end", ["", '{"code": "rm"}', '{"code": "1"}'])
-def test_what_was_said_of_a_call_is_not_taken_back(at_the_end: str):
+def test_announced_calls_are_not_changed(at_the_end: str):
     """What runs is what the client was shown, and what the model is shown later."""
     begun = {"type": "response.function_call_arguments.delta", "output_index": 0, "delta": '{"code": "1'}
     happenings = heard([added(CALL), begun, done({**CALL, "arguments": at_the_end}), END])
@@ -227,7 +227,7 @@ def test_a_call_without_an_id_gets_one():
     assert closed(happenings)[0]["call_id"]
 
 
-def test_events_that_nobody_knows_are_not_passed_on():
+def test_unknown_events_are_not_forwarded():
     event = {"type": "response.reasoning_part.added", "output_index": 0, "item_id": "m1"}
     happenings = heard([{"type": "response.created"}, {"type": "keepalive"}, added(MESSAGE), event, END])
     assert not [each for each in happenings if isinstance(each, PassedThrough)]
@@ -260,7 +260,7 @@ def test_events_that_nobody_knows_are_not_passed_on():
         [added(MESSAGE), {"type": "response.web_search_call.searching", "output_index": 0}],
     ],
 )
-def test_what_makes_no_sense_is_a_failure_of_the_upstream(events: list[Any]):
+def test_invalid_events_are_a_failure_of_the_upstream(events: list[Any]):
     with pytest.raises(errors.UpstreamFailed):
         heard([*events, END])
 

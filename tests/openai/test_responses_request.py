@@ -55,7 +55,7 @@ def test_only_options_that_are_the_upstreams_are_sent():
     assert sent_body["store"] is False and sent_body["stream"] is True
 
 
-def test_reasoning_is_sent_back_to_whoever_can_read_it():
+def test_reasoning_is_sent_back_to_its_upstream_only():
     theirs = {"type": "reasoning", "id": "rs_theirs", "summary": [], "encrypted_content": "E", "status": None}
     assert convert_item(theirs) == [{"type": "reasoning", "id": "rs_theirs", "summary": [], "encrypted_content": "E"}]
     ours = {**theirs, "id": new_item_id("reasoning")}

@@ -115,7 +115,7 @@ def test_reasoning_stays_before_the_call_that_it_led_to_over_many_legs(client: O
     assert sent == ["ENC-0", *step, "ENC-1", *step, "ENC-2", *step]
 
 
-def test_what_went_before_is_sent_with_the_upstreams_own_ids(client: OpenAI, play: Play, upstream):
+def test_earlier_items_are_sent_with_the_upstreams_own_ids(client: OpenAI, play: Play, upstream):
     model = play([Reasoning(encrypted="ENC"), Code("x = 1")], [Text("first")], [Text("second")])
     first = client.responses.create(model=model, input="?", tools=[CODE_INTERPRETER])
     client.responses.create(model=model, input="and?", tools=[CODE_INTERPRETER], previous_response_id=first.id)
@@ -175,7 +175,7 @@ def test_includes_of_one_client_change_nothing_for_others(client: OpenAI, play: 
     assert includes == [[*given, "reasoning.encrypted_content"], given, ["reasoning.encrypted_content"]]
 
 
-def test_what_does_not_help_is_not_remembered(client: OpenAI, play: Play, upstream):
+def test_unhelpful_fallbacks_are_not_remembered(client: OpenAI, play: Play, upstream):
     refusal = HttpError(400, {"error": {"message": "Encrypted content is not supported.", "param": "include"}})
     model = play([refusal], [refusal], [Text("fine")])
     with pytest.raises(openai.BadRequestError):
@@ -485,7 +485,7 @@ def test_a_refused_request_is_told_in_the_upstreams_words(client: OpenAI, play: 
         ),
     ],
 )
-def test_what_cannot_be_asked_is_refused_before_any_upstream_hears_of_it(
+def test_unsupported_requests_are_refused_before_any_upstream_call(
     client: OpenAI, play: Play, upstream, options: dict[str, Any], param: str
 ):
     model = play([Text("never")])

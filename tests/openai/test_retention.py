@@ -97,7 +97,7 @@ async def test_one_that_was_deleted_does_not_come_back(shelf: GatewayStore):
     assert await shelf.responses.items("me", ["msg_late"]) == {}
 
 
-async def test_events_are_kept_without_what_the_response_has(shelf: GatewayStore, tmp_path: Path):
+async def test_events_are_stored_without_the_responses_fields(shelf: GatewayStore, tmp_path: Path):
     begun, ended = stored("resp_1", [], instance="host"), stored("resp_1", [ran(LARGE), ran("little"), said("done")])
     told: list[Json] = [
         {"type": "response.created", "response": begun.body},
@@ -128,7 +128,7 @@ async def test_outputs_that_are_too_large_are_not_kept_and_that_is_said(
     assert texts(kept.output[1:]) == ["done"]
 
 
-def test_whoever_has_little_loses_nothing_to_whoever_has_much(monkeypatch: pytest.MonkeyPatch):
+def test_small_owners_lose_nothing_to_large_ones(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(responses, "RESPONSES_MAX_BYTES", 100)
     monkeypatch.setattr(responses, "MAX_BYTES_OF_OWNER", 60)
     assert responses.owner_share([10, 20]) == 60

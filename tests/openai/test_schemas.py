@@ -27,7 +27,7 @@ def test_a_right_event_passes():
         ({"outputs": None, "status": "done"}, "$.item.status"),
     ],
 )
-def test_what_is_wrong_is_named(item: dict[str, object], where: str):
+def test_schema_violations_are_named(item: dict[str, object], where: str):
     with pytest.raises(AssertionError) as caught:
         check("ResponseStreamEvent", event(**item))
     assert where in str(caught.value)

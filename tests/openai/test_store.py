@@ -72,7 +72,7 @@ def test_a_deleted_response_is_gone_with_all_of_it(client: openai.OpenAI):
         client.responses.create(model="cloche/echo", input=reference)
 
 
-def test_what_shall_not_be_stored_is_not(client: openai.OpenAI):
+def test_store_false_stores_nothing(client: openai.OpenAI):
     made = client.responses.create(model="cloche/echo", input="hello", store=False)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(made.id)
@@ -131,7 +131,7 @@ def test_instructions_are_not_inherited(client: openai.OpenAI, upstream: Scripte
     assert '"1"' in two and "one" in two
 
 
-def test_the_model_sees_what_code_printed_in_an_earlier_response(
+def test_the_model_sees_code_output_of_an_earlier_response(
     client: openai.OpenAI, upstream: ScriptedUpstream, play: Play
 ):
     model = play([Reasoning(summary="hm"), Code("print(6 * 7)")], [Text("It is 42.")], [Text("As I said: 42.")])
@@ -178,7 +178,7 @@ def test_items_can_be_named_instead_of_sent(client: openai.OpenAI, upstream: Scr
     assert [item.type for item in listed] == ["code_interpreter_call", "message", "message"]
 
 
-def test_a_client_that_brings_its_own_python_later_confuses_nobody(
+def test_a_clients_own_python_tool_added_later_is_harmless(
     client: openai.OpenAI, upstream: ScriptedUpstream, play: Play
 ):
     model = play([Code("print(1)")], [Text("one")], [Code("print(2)")], [Text("two")])
@@ -213,7 +213,7 @@ def test_input_tokens_are_estimated_and_compaction_is_refused(client: openai.Ope
         client.responses.compact(model="cloche/echo", input="hello")
 
 
-def test_what_an_owner_keeps_is_unknown_to_others(client: openai.OpenAI, stranger: openai.OpenAI):
+def test_stored_responses_are_invisible_to_other_owners(client: openai.OpenAI, stranger: openai.OpenAI):
     made, conversation = client.responses.create(model="cloche/echo", input="hello"), client.conversations.create()
     named = [{"type": "item_reference", "id": made.output[0].id}]
     for refused in (

@@ -61,7 +61,7 @@ def test_an_upstream_that_is_down_is_a_server_error(client: openai.OpenAI, strea
         client.responses.create(model="gone-model", input="?", stream=stream)
 
 
-def test_nobody_is_told_to_try_again_after_code_has_run(client: openai.OpenAI, play: Play):
+def test_no_retry_is_suggested_after_code_has_run(client: openai.OpenAI, play: Play):
     model = play([Code("print(1)")], [HttpError(429, {"error": {"message": "later"}})])
     with pytest.raises(openai.RateLimitError) as refused:
         client.responses.create(model=model, input="?", tools=[CODE_INTERPRETER])

@@ -48,7 +48,7 @@ def test_plain_choices_are_passed_on_in_the_first_leg(choice: str):
     "choice",
     ["required", {"type": "code_interpreter"}, {"type": "function", "name": "weather"}, {"type": "web_search"}],
 )
-def test_what_is_forced_is_forced_in_the_first_leg_only(choice: Any):
+def test_a_forced_tool_is_forced_in_the_first_model_call_only(choice: Any):
     expected = PYTHON if choice == {"type": "code_interpreter"} else choice
     assert shown([WEATHER, SEARCH], choice)[1] == expected
     assert shown([WEATHER, SEARCH], choice, first=False)[1] == "auto"
@@ -74,7 +74,7 @@ def test_a_model_with_no_other_tool_keeps_it_and_must_not_choose_it():
     assert shown([], first=False, may_run=False) == (["python"], "none")
 
 
-def test_allowed_tools_lose_what_is_not_shown_any_more():
+def test_allowed_tools_lose_hidden_tools():
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "code_interpreter"}, {"type": "web_search"}]}
     tools, chosen = shown([SEARCH], choice, first=False, may_run=False)
     assert tools == ["web_search"] and chosen == {**choice, "tools": [{"type": "web_search"}]}
@@ -94,7 +94,7 @@ def test_when_all_tool_calls_are_used_up_only_the_clients_tools_are_left():
     assert shown([SEARCH], first=False, may_run=False, may_host=False) == (["python"], "none")
 
 
-def test_hosted_calls_are_those_that_nobody_here_answers():
+def test_hosted_calls_are_those_without_a_local_answer():
     assert is_hosted({"type": "web_search_call"}) and is_hosted({"type": "mcp_call"})
     assert not is_hosted({"type": "function_call"}) and not is_hosted({"type": "message"})
     search = {"type": "tool_search_call"}

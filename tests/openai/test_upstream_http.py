@@ -51,7 +51,7 @@ def test_a_header_that_cannot_be_is_refused(given):
         UpstreamServer(settings(**given))
 
 
-def test_the_server_says_what_is_missing_and_does_not_start(own_data_dir, tmp_path):
+def test_the_server_names_missing_settings_and_does_not_start(own_data_dir, tmp_path):
     file = tmp_path / "cloche.toml"
     file.write_text('[[upstream]]\nmodels = ["gpt-*"]\nbase_url = "http://x/v1"\napi_key = "env:NOT_THERE"\n')
     command = [Path(sys.executable).with_name("cloche"), "serve", "--port", "0"]
@@ -78,7 +78,7 @@ def test_errors_as_servers_write_them(body, message):
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"7", b"[" * 100_000, b'{"error": {}}', b'{"error": null}'])
-def test_what_is_no_error_is_none(body):
+def test_other_bodies_are_no_error(body):
     assert parse_error(body) is None
 
 
@@ -120,7 +120,7 @@ async def test_no_part_of_a_secret_is_told_wherever_it_stands(upstream):
     assert (error.kind, error.reason, error.param) == ("of ***", "***", "a.***")
 
 
-def test_longer_secrets_go_first_and_what_is_short_is_no_secret():
+def test_longer_secrets_are_masked_first_and_short_ones_not():
     secrets = find_secrets(["Bearer abcdefgh-long", "abcdefgh", "short", "token=12345678; v=1"])
     assert mask_secrets("abcdefgh-long, abcdefgh, 12345678 and short", secrets) == "***, ***, *** and short"
 
@@ -190,7 +190,7 @@ async def test_a_whole_answer_is_none(blank):
         assert await answer.whole() == {"data": 1}
 
 
-async def test_an_error_whose_body_never_ends_is_told_with_what_has_come(monkeypatch):
+async def test_an_error_with_an_endless_body_is_reported_with_its_beginning(monkeypatch):
     monkeypatch.setattr(http, "ERROR_SECONDS", 0.1)
     done = asyncio.Event()
 
@@ -211,7 +211,7 @@ async def test_an_error_whose_body_never_ends_is_told_with_what_has_come(monkeyp
         await server.aclose()
 
 
-async def test_what_is_compressed_is_read_or_its_encoding_is_named():
+async def test_a_compressed_body_is_read_or_its_encoding_named():
     async with (
         answering(gzip.compress(b'{"a": 1}'), content_encoding="gzip") as server,
         server.post("/x", {}) as answer,

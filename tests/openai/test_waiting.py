@@ -46,7 +46,7 @@ async def test_usage_need_not_come(monkeypatch: pytest.MonkeyPatch):
     assert len(await read(Said(WORD, FINISH % 0))) == 2
 
 
-async def test_what_breaks_after_the_end_is_harmless():
+async def test_a_failure_after_the_end_is_harmless():
     assert len(await read(Said(FINISH % 0, USAGE, then=httpx2.ReadError("gone")))) == 2
     assert len(await read(Said(FINISH % 0, then=errors.UpstreamFailed("too much")))) == 1
 

@@ -17,7 +17,7 @@ def test_a_run_is_a_stream_of_events_in_order(execd: Execd):
     assert isinstance(events[-1]["execution_time"], int)
 
 
-def test_an_exception_ends_the_stream_and_keeps_what_was_said(execd: Execd):
+def test_an_exception_ends_the_stream_and_keeps_output(execd: Execd):
     events = execd.run("print('before')\n1/0")
     assert said(events, "stdout") == "before\n"
     assert events[-1]["type"] == "error"
@@ -68,7 +68,7 @@ def test_contexts_are_made_found_listed_and_removed(execd: Execd):
     assert execd.http.get("/code/contexts").json() == []
 
 
-def test_an_interrupt_stops_what_runs_and_the_context_stays(execd: Execd):
+def test_an_interrupt_stops_the_execution_and_the_context_stays(execd: Execd):
     execd.run("x = 6")
     with execd.stream("print('on')\nwhile True: pass") as answer:
         coming = frames(answer)
@@ -105,7 +105,7 @@ def test_runs_in_one_context_wait_for_each_other(execd: Execd):
     assert second == ["2\n"]
 
 
-def test_a_sandbox_that_ends_says_so_to_who_runs_code(execd: Execd, lifecycle: Lifecycle, sandbox: str):
+def test_a_sandboxes_end_is_reported_to_running_code(execd: Execd, lifecycle: Lifecycle, sandbox: str):
     with execd.stream("print('on')\nimport time; time.sleep(60)") as answer:
         coming = frames(answer)
         assert [next(coming)["type"] for _ in range(3)][-1] == "stdout"
@@ -148,7 +148,7 @@ def test_a_request_that_makes_no_sense_is_refused(execd: Execd, body: bytes, say
     assert says in answer.json()["message"]
 
 
-def test_what_names_no_context_is_refused(execd: Execd):
+def test_an_unknown_context_is_refused(execd: Execd):
     body = {"code": "1", "context": {"id": "none", "language": "python"}}
     assert execd.http.post("/code", json=body).json()["code"] == "CONTEXT_NOT_FOUND"
     assert execd.http.delete("/code").json()["code"] == "MISSING_QUERY"

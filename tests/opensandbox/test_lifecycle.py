@@ -38,7 +38,7 @@ def test_a_sandbox_as_litellm_asks_for_it_runs_at_once(lifecycle: Lifecycle):
         assert "killed" in gone.json()["message"]
 
 
-def test_what_was_asked_for_is_so_inside(lifecycle: Lifecycle):
+def test_requested_settings_hold_inside(lifecycle: Lifecycle):
     asked = {"env": {"A": "1"}, "metadata": {"name": "demo"}, "resourceLimits": {"cpu": "500m", "memory": "512Mi"}}
     made = lifecycle.create(**asked).json()
     assert made["metadata"] == {"name": "demo"}
@@ -128,7 +128,7 @@ def test_a_deadline_moves_both_ways(lifecycle: Lifecycle, sandbox: str):
         ({"extensions": {"access.renew.extend.seconds": "5"}}, "from 300"),
     ],
 )
-def test_what_cannot_be_is_refused_in_words(lifecycle: Lifecycle, other: dict, says: str):
+def test_invalid_requests_are_refused_in_words(lifecycle: Lifecycle, other: dict, says: str):
     answer = lifecycle.create(**other)
     assert answer.status_code == 400
     assert answer.json().keys() == {"code", "message"}
@@ -175,7 +175,9 @@ def test_every_answer_has_the_id_of_its_request(lifecycle: Lifecycle):
         ("PUT", "/sandboxes", 405),
     ],
 )
-def test_what_is_not_there_says_so(lifecycle: Lifecycle, sandbox: str, method: str, path: str, status: int):
+def test_missing_routes_and_sandboxes_are_reported(
+    lifecycle: Lifecycle, sandbox: str, method: str, path: str, status: int
+):
     answer = lifecycle.http.request(method, path.format(id=sandbox))
     assert answer.status_code == status
     assert json.loads(answer.content).keys() == {"code", "message"}

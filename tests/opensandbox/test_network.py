@@ -94,7 +94,7 @@ def made(lifecycle: Lifecycle, **asked: Any) -> str:
 # -- at creation
 
 
-def test_what_litellm_asks_for_reaches_nothing(reaching: Lifecycle, site: Site):
+def test_litellms_policy_reaches_nothing(reaching: Lifecycle, site: Site):
     assert reached(reaching, made(reaching), site.at(API)) == "unreachable\n"
 
 
@@ -110,7 +110,7 @@ def test_rules_are_asked_in_their_order_and_then_the_default(reaching: Lifecycle
     assert reached(reaching, id, site.at(API), site.at(OTHER)) == "hello\nrefused 403\n"
 
 
-def test_without_a_policy_a_sandbox_reaches_what_the_operator_allows_and_no_more(reaching: Lifecycle, site: Site):
+def test_without_a_policy_a_sandbox_reaches_the_operators_hosts_only(reaching: Lifecycle, site: Site):
     """As LiteLLM asks with allow_internet_access: OpenSandbox allows everything then."""
     body = {name: value for name, value in CREATE.items() if name != "networkPolicy"}
     id = reaching.http.post("/sandboxes", json=body).json()["id"]
@@ -119,7 +119,7 @@ def test_without_a_policy_a_sandbox_reaches_what_the_operator_allows_and_no_more
     assert shown["mode"] == "allow_all" and "*.example.test:*" in shown["reason"]
 
 
-def test_a_server_without_a_network_accepts_who_says_nothing_and_refuses_who_allows(lifecycle: Lifecycle, site: Site):
+def test_a_server_without_a_network_accepts_no_policy_and_refuses_allow_rules(lifecycle: Lifecycle, site: Site):
     body = {name: value for name, value in CREATE.items() if name != "networkPolicy"}
     id = lifecycle.http.post("/sandboxes", json=body).json()["id"]
     assert reached(lifecycle, id, site.at(API)) == "unreachable\n"
@@ -129,7 +129,7 @@ def test_a_server_without_a_network_accepts_who_says_nothing_and_refuses_who_all
         assert answer.status_code == 400 and "network.allow" in answer.json()["message"]
 
 
-def test_what_the_operator_allows_to_nobody_is_refused_by_name(reaching: Lifecycle):
+def test_hosts_outside_the_operators_rules_are_refused_by_name(reaching: Lifecycle):
     answer = reaching.create(networkPolicy=policy("foreign.test"))
     assert (answer.status_code, answer.json()["code"]) == (400, "SANDBOX::INVALID_PARAMETER")
     assert "foreign.test" in answer.json()["message"]
@@ -309,7 +309,7 @@ def test_a_vault_is_changed_while_the_sandbox_runs(reaching: Lifecycle, sealed_s
     assert egress.http.get(path).status_code == 404
 
 
-def test_a_policy_cannot_take_away_what_a_credential_is_bound_to(reaching: Lifecycle):
+def test_a_policy_cannot_remove_hosts_of_a_credential(reaching: Lifecycle):
     egress = Egress(reaching, made(reaching, networkPolicy=policy(API)))
     asked = {"credentials": [credential()], "bindings": [binding("api")]}
     assert egress.http.post("/credential-vault", json=asked).status_code == 201
@@ -390,7 +390,7 @@ def test_of_two_rules_for_a_target_the_first_counts():
     assert [rule.action for rule in wire.rules_from_body(rules, "rules")] == ["allow"]
 
 
-def test_a_change_keeps_what_another_dialect_has_asked_for():
+def test_a_change_keeps_settings_of_another_dialect():
     """Ports, which OpenSandbox has no words for, and secrets."""
     secret = Secret(domain="api.test", header="X-Key", value="v")
     own = NetworkPolicy(allow=("api.test", "db.test:5432"), deny=("bad.test",), secrets=(secret,))

@@ -77,7 +77,7 @@ def test_paused_sandboxes_are_listed_as_such_and_can_be_deleted(lifecycle: Lifec
     assert refusal(lifecycle.http.post(f"/sandboxes/{id}/resume")) == (404, "SANDBOX::SANDBOX_NOT_FOUND")
 
 
-def test_what_was_said_of_it_outlives_a_pause_without_memory(lifecycle: Lifecycle, server: RunningServer):
+def test_metadata_survives_a_pause_without_memory(lifecycle: Lifecycle, server: RunningServer):
     made = lifecycle.create(extensions={"access.renew.extend.seconds": "300", "mine": "1"}).json()
     box = cloche.Sandbox.connect(made["id"], url=server.url, api_key=server.key)
     box.pause(memory=False)

@@ -35,7 +35,7 @@ def test_an_amount_that_is_none_is_refused(given: str):
         lifecycle_schema.parse_size_bytes(given)
 
 
-def test_what_the_python_sdk_sends_is_read():
+def test_requests_of_the_python_sdk_are_decoded():
     body = (
         b'{"image":{"uri":"python:3.12"},"timeout":600,"resourceLimits":{"cpu":"500m","memory":"512Mi"},'
         b'"env":{"PYTHON_VERSION":"3.12"},"metadata":{"name":"demo"},"entrypoint":["tail","-f","/dev/null"],'

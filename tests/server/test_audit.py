@@ -239,7 +239,7 @@ def lines_of(owner: str, count: int, **fields: Any) -> list[AuditLine]:
 
 
 @pytest.mark.parametrize("what", ["files.read", "sandbox.paused", "request.refused"])
-def test_who_does_a_lot_for_hours_has_a_bounded_part_of_the_log_and_nothing_is_left_out(what: str):
+def test_a_busy_owner_has_a_bounded_part_of_the_log_and_nothing_is_omitted(what: str):
     """Six kinds in each of four sandboxes, twice a second, for ten minutes."""
     ration, passed = ration_of.AuditRateLimit(), []
     for half in range(1200):
@@ -264,7 +264,7 @@ def test_a_ration_is_each_owners_and_admins_are_told_one_by_one():
     assert ration.holds
 
 
-def test_of_very_many_kinds_at_once_only_what_was_done_is_told():
+def test_of_very_many_kinds_at_once_only_actions_are_recorded():
     ration = ration_of.AuditRateLimit()
     ration.filter_lines(lines_of("m", ration_of.BURST_LINES), 0.0)
     boxes = [each for n in range(1000) for each in lines_of("m", 1, sandbox=str(n), bytes=3)]
@@ -277,7 +277,7 @@ def test_of_very_many_kinds_at_once_only_what_was_done_is_told():
     assert not ration.holds
 
 
-async def test_what_is_held_is_in_the_file_when_somebody_asks_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_held_lines_are_in_the_file_before_a_full_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As an erasure does, before the log forgets a name."""
     monkeypatch.setattr(ration_of, "BURST_LINES", 1)
     trail = AuditLog()
@@ -316,7 +316,7 @@ async def test_an_execution_is_one_line_if_it_was_short_and_else_its_start_is_to
     assert told == [(trails.ENDED, "a", True), (trails.STARTED, "b", False), (trails.ENDED, "b", False)]
 
 
-async def test_it_says_who_and_by_which_key(tmp_path: Path):
+async def test_each_line_names_owner_and_key(tmp_path: Path):
     def by(principal: Principal | None) -> Any:
         def work(trail: AuditLog) -> None:
             if principal is not None:
@@ -358,7 +358,7 @@ async def _call(work: Any, trail: AuditLog) -> None:
     work(trail)
 
 
-async def test_a_disk_that_takes_nothing_is_said_and_what_it_missed_comes_later(tmp_path: Path):
+async def test_a_full_disk_is_reported_and_missed_lines_are_written_later(tmp_path: Path):
     """A file in the directory's place, as an admin's rights pass every mode."""
     place = tmp_path / "audit"
     place.write_text("")
@@ -374,7 +374,7 @@ async def test_a_disk_that_takes_nothing_is_said_and_what_it_missed_comes_later(
     assert [line.sandbox for line in said(place, what="sandbox.created")] == ["0", "1", "2"]
 
 
-async def test_what_is_lost_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_lost_lines_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trails, "MOST_ENTRIES", 10)
     place = tmp_path / "audit"
     place.write_text("")
@@ -395,7 +395,7 @@ async def test_where_it_is_off_nothing_is_written(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_program_inside_that_says_404_has_refused_nobody(tmp_path: Path):
+async def test_a_404_of_a_program_inside_is_no_refusal(tmp_path: Path):
     trail = AuditLog()
     trail.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
     for inside in (True, False):
@@ -418,7 +418,7 @@ def own(server_in_place: tuple[Path, RunningServer]) -> RunningServer:
     return server_in_place[1]
 
 
-def test_a_server_says_who_did_what_and_nothing_of_what_they_wrote(own: RunningServer, place: Path):
+def test_a_server_audits_actors_and_actions_without_contents(own: RunningServer, place: Path):
     admin = httpx2.Client(base_url=own.url, headers={"x-api-key": own.key}, timeout=60)
     made = admin.post("/admin/keys", json={"owner": "alice", "name": MARK}).json()
     with httpx2.Client(base_url=own.url, headers={"x-api-key": made["key"]}, timeout=60) as alice:

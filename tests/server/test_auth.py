@@ -48,7 +48,7 @@ def test_nonsense_in_authorization_is_no_key(value):
     assert key_from_headers({"authorization": value}) == ""
 
 
-def test_a_known_key_is_its_owner_and_an_unknown_one_is_nobody():
+def test_a_known_key_identifies_its_owner_and_an_unknown_one_is_refused():
     gatekeeper = Gatekeeper(OneKey(), SOMEBODY)
     assert gatekeeper.admit(asking(x_api_key=KEY)) == SOMEBODY
     for headers in ({}, {"x_api_key": KEY[:-1]}, {"x_api_key": ""}):
@@ -56,7 +56,7 @@ def test_a_known_key_is_its_owner_and_an_unknown_one_is_nobody():
             gatekeeper.admit(asking(**headers))
 
 
-def test_what_admins_may_do_is_forbidden_to_users():
+def test_admin_actions_are_forbidden_to_users():
     with pytest.raises(errors.Forbidden, match="admin"):
         Gatekeeper(OneKey(), SOMEBODY).admit_admin(asking(x_api_key=KEY))
 

@@ -138,7 +138,7 @@ def test_our_own_api_says_it_with_a_code_and_seconds(tenant: Tenant):
         assert error["code"] == code and error["retry_after_seconds"] >= 1
 
 
-def test_our_library_raises_what_the_engine_raised(tenant: Tenant):
+def test_our_library_raises_the_engines_error(tenant: Tenant):
     kind = {"ann": errors.QuotaExceeded, "bob": errors.Busy}[tenant.name]
     with pytest.raises(kind, match="try again in") as raised:
         cloche.Sandbox(url=tenant.url, api_key=tenant.key)
@@ -147,7 +147,7 @@ def test_our_library_raises_what_the_engine_raised(tenant: Tenant):
         cloche.Sandbox.connect(tenant.sandbox, url=tenant.url, api_key=tenant.key).run("1")
 
 
-def test_e2b_clients_raise_what_they_have_for_it(tenant: Tenant):
+def test_e2b_clients_raise_their_own_error(tenant: Tenant):
     kind = {"ann": e2b.RateLimitException, "bob": e2b.ServiceBusyException}[tenant.name]
     with pytest.raises(kind, match="try again in"):
         e2b.Sandbox.create(**tenant.e2b)
@@ -167,7 +167,7 @@ def test_over_a_stream_e2b_clients_do_not_take_it_for_a_sandbox_that_has_ended(e
     assert connect_code_of(error) == "resource_exhausted"  # they raise RateLimitException
 
 
-def test_openai_clients_raise_what_they_have_for_it(tenant: Tenant):
+def test_openai_clients_raise_their_own_error(tenant: Tenant):
     kind = {"ann": openai.RateLimitError, "bob": openai.InternalServerError}[tenant.name]
     client = openai.OpenAI(base_url=f"{tenant.url}/v1", api_key=tenant.key, max_retries=0)
     with pytest.raises(kind, match="try again in") as raised:
@@ -189,7 +189,7 @@ def test_opensandbox_is_told_with_a_code(tenant: Tenant):
     assert answer["code"] == {"ann": "SANDBOX::RATE_LIMITED", "bob": "SANDBOX::AT_CAPACITY"}[tenant.name]
 
 
-def test_whoever_runs_the_server_sees_what_is_in_use(no_room: dict[str, Tenant], admin: httpx2.Client, bare_dir: str):
+def test_the_operator_sees_the_usage(no_room: dict[str, Tenant], admin: httpx2.Client, bare_dir: str):
     info = capacity(admin)
     assert (info.sandboxes.capacity, info.sandboxes.in_use, info.sandboxes.waiting) == (2, 2, 1)
     assert (info.executions.capacity, info.executions.in_use, info.executions.waiting) == (1, 1, 1)

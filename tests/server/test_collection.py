@@ -151,7 +151,7 @@ def test_templates_that_lie_elsewhere_are_left_to_others(place: Path, tmp_path_f
     assert len(versions(place, "data")) == 8
 
 
-def test_a_store_of_another_version_says_nothing_of_what_is_used(place: Path):
+def test_a_store_of_another_version_gives_no_usage(place: Path):
     build(place, "data", [n + 100 for n in range(8)])
     with closing(sqlite3.connect(place / "store.sqlite3")) as db:
         db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
@@ -161,7 +161,7 @@ def test_a_store_of_another_version_says_nothing_of_what_is_used(place: Path):
 # --- files
 
 
-def test_images_go_that_nobody_knows_and_whose_makers_are_gone(place: Path):
+def test_unknown_images_of_ended_processes_are_removed(place: Path):
     (place / "images").mkdir()
     names = {who: f"{new_id('m')}-{who}" for who in ("dead", "live", "known")}
     names["draft"] = f".draft-{new_id('m')}-dead"
@@ -229,7 +229,7 @@ def test_a_flood_of_records_takes_none_of_another_owners(place: Path, monkeypatc
     assert kept == {"few0", "few1", "few2", *(f"flood{n}" for n in range(7))}
 
 
-def test_records_are_bounded_in_bytes_and_whoever_has_the_most_loses(place: Path, monkeypatch: pytest.MonkeyPatch):
+def test_records_are_bounded_in_bytes_and_the_largest_owner_loses(place: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sandboxes, "MAX_BYTES", 100_000)
     now, large = time.time(), '{"x": "' + "x" * 30_000 + '"}'
     with closing(sqlite3.connect(place / "store.sqlite3")) as db:
@@ -285,7 +285,7 @@ def test_a_dry_run_says_it_and_removes_nothing(place: Path):
 
 
 @pytest.mark.long
-def test_a_process_killed_while_it_collects_leaves_what_the_next_one_removes(place: Path):
+def test_leftovers_of_a_killed_collection_are_removed_by_the_next(place: Path):
     """It is killed the moment a version has left its place, with its files still there."""
     (old, *_) = reversed(build(place, "data", [n + 100 for n in range(8)]))
     for n in range(2000):

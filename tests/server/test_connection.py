@@ -198,7 +198,7 @@ async def test_an_answer_comes_in_one_piece(method: str):
     assert came == 1
 
 
-async def test_the_head_of_a_stream_does_not_wait_for_what_comes_later():
+async def test_the_head_of_a_stream_does_not_wait_for_its_body():
     later = asyncio.Event()
 
     async def pieces() -> AsyncIterator[bytes]:

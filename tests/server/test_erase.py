@@ -62,7 +62,7 @@ def test_every_table_is_one_that_erasing_knows():
     assert all(column in found[name] for name, (column, _, _) in erasure.DEPENDENT_TABLES.items())
 
 
-def test_every_table_is_emptied_of_them_and_of_nobody_else(tmp_path: Path):
+def test_every_table_is_cleared_of_this_owner_only(tmp_path: Path):
     with closing(schema()) as db:
         found = tables(db)
         for owner in ("alice", "bob"):
@@ -86,7 +86,7 @@ def test_sessions_of_librechats_users_are_their_owners(tmp_path: Path):
         assert db.execute("SELECT key FROM code_sessions").fetchall() == [("bob",)]
 
 
-def test_what_another_process_works_with_stays_and_is_told(tmp_path: Path):
+def test_data_in_use_by_another_process_stays_and_is_reported(tmp_path: Path):
     with closing(schema()) as db:
         for id, state, instance in (("a", "running", "h1"), ("b", "paused", "h1"), ("c", "running", "h2")):
             db.execute(
@@ -177,7 +177,7 @@ def images_of(place: Path) -> set[str]:
     return {file.name for file in (place / "images").iterdir()} if (place / "images").is_dir() else set()
 
 
-def test_a_server_forgets_an_owner_and_nobody_else(own: RunningServer, place: Path):
+def test_a_server_erases_one_owner_only(own: RunningServer, place: Path):
     admin = httpx2.Client(base_url=own.url, headers={"x-api-key": own.key}, timeout=60)
     with client_of(own, "alice") as alice, client_of(own, "bob") as bob, admin:
         bobs = fill(bob)
@@ -246,7 +246,7 @@ def test_the_command_erases_with_a_server_and_without_one(own: RunningServer, pl
 
 
 @pytest.mark.long
-def test_what_another_server_runs_is_told_and_the_command_asks_that_one_too(own: RunningServer, place: Path):
+def test_sandboxes_of_another_server_are_reported_and_erased_through_it(own: RunningServer, place: Path):
     with serving(place) as second, client_of(own, "frank") as frank:
         headers = dict(frank.headers)
         wait_until(lambda: httpx2.get(f"{second.url}/api/v1/whoami", headers=headers).is_success)

@@ -22,7 +22,7 @@ def kill_nurseries(server_pid: int) -> None:
             os.kill(child, signal.SIGKILL)
 
 
-def test_health_follows_what_happens_to_executions(own_data_dir):
+def test_health_follows_the_outcome_of_executions(own_data_dir):
     """The template's packages are taken away, so that no nursery starts any more, and come back."""
     (env,) = own_data_dir.glob("templates/python/*/env")
     with serving(own_data_dir, env={"CLOCHE_SERVER_CANARY_SECONDS": "1", "CLOCHE_POOL_READY": "0"}) as server:
@@ -47,7 +47,7 @@ def test_health_follows_what_happens_to_executions(own_data_dir):
         box.kill()
 
 
-async def test_what_nobody_foresaw_is_a_failure_and_the_watch_goes_on():
+async def test_an_unexpected_error_is_a_failure_and_the_watch_continues():
     class Broken:
         """In place of an engine: it cannot be made to fail like that."""
 

@@ -121,7 +121,7 @@ async def test_only_the_hash_of_a_key_is_on_disk(keys, tmp_path):
     assert hash_key(key).encode() in kept
 
 
-async def test_what_another_process_changed_is_learnt_by_a_refresh(keys, tmp_path):
+async def test_changes_of_another_process_are_learnt_by_a_refresh(keys, tmp_path):
     async with StoredKeys(Database(tmp_path / "store.sqlite3")) as other:
         record, key = await other.add("bob")
         assert keys.find(key) is None
@@ -348,7 +348,7 @@ def is_cut_off(client: socket.socket) -> bool:
     return True
 
 
-def test_what_is_under_way_with_a_key_ends_when_it_is_revoked(server):
+def test_requests_of_a_key_end_when_it_is_revoked(server):
     admin = {"x-api-key": server.key}
     made = [httpx2.post(f"{server.url}/admin/keys", headers=admin, json={"owner": "cut"}).json() for _ in range(2)]
     revoked, kept = (each["key"] for each in made)

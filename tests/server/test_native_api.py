@@ -185,7 +185,7 @@ def test_a_held_sandbox_ends_with_the_connection(api: httpx2.Client):
         ("/nowhere", {}, 404, "not_found", "openapi.json"),
     ],
 )
-def test_bad_input_gets_an_error_that_says_what_was_wrong(api, box, path, body, status, code, said):
+def test_bad_input_gets_an_error_that_names_the_field(api, box, path, body, status, code, said):
     answer = api.post(path.replace("BOX", box), json=body, headers={"x-request-id": "mine"})
     assert (answer.status_code, error_of(answer)["code"]) == (status, code)
     assert said in error_of(answer)["message"] and error_of(answer)["request_id"] == "mine"
@@ -315,7 +315,7 @@ def test_a_socket_that_leaves_interrupts_the_program(api: httpx2.Client, box: st
     "message",
     ["", "{", "[]", '{"code": 1}', '{"cod": ""}', '{"code": "", "context": "nope"}', b"bytes"],
 )
-def test_what_makes_no_sense_on_a_socket_is_its_last_message(api: httpx2.Client, box: str, message):
+def test_an_invalid_socket_message_is_the_last(api: httpx2.Client, box: str, message):
     with open_socket(api, f"{box}/execute") as talk:
         talk.send(message)
         told = json.loads(talk.recv())

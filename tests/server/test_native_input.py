@@ -73,7 +73,7 @@ TERMINAL = {"terminal": {"rows": 24, "columns": 80}}
 
 
 @pytest.mark.parametrize("how", [PIPE, TERMINAL], ids=["pipe", "terminal"])
-def test_a_signal_is_heard_while_nobody_reads_the_input(api: httpx2.Client, box: str, how: dict):
+def test_a_signal_is_delivered_while_input_is_unread(api: httpx2.Client, box: str, how: dict):
     size = MIB - 1  # what waits; a pipe takes another one, but a small one where this user has many
     with started(api, box, command="stty raw 2> /dev/null; sleep 600", **how) as (opened, _):
         for at in range(0, size, 100_000):
@@ -120,7 +120,7 @@ def test_all_of_a_large_input_arrives_in_order_with_its_end(api: httpx2.Client, 
     assert said == expected
 
 
-def test_what_was_typed_before_leaving_arrives(api: httpx2.Client, box: str):
+def test_input_sent_before_a_disconnect_arrives(api: httpx2.Client, box: str):
     process = api.post(f"{box}/processes", json={"command": "head -n1 > typed", "stdin": True}).json()["id"]
     with open_socket(api, f"{box}/processes/{process}/attach") as opened:
         opened.send(b"a line\n")

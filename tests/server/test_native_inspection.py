@@ -58,7 +58,7 @@ def test_a_field_that_does_not_exist_is_refused(api: httpx2.Client, box: str):
     assert "did you mean 'context'?" in answer.json()["error"]["message"]
 
 
-def test_nobody_else_sees_them(server, box: str):
+def test_other_owners_do_not_see_them(server, box: str):
     asked = {"owner": "stranger", "role": "user", "name": "test"}
     made = httpx2.post(f"{server.url}/admin/keys", headers={"x-api-key": server.key}, json=asked).json()
     for path in ("/contexts/default/variables", "/history", "/notebook"):

@@ -66,7 +66,7 @@ def test_sandboxes_are_listed_by_state(api: httpx2.Client, box: str):
     assert error_of(api.post(f"/sandboxes/{other}/resume"))["code"] == "sandbox_killed"
 
 
-def test_what_is_to_happen_at_the_deadline_is_said_at_the_start(api: httpx2.Client):
+def test_the_deadlines_action_is_set_at_creation(api: httpx2.Client):
     asked = {"timeout_seconds": 0.2, "on_timeout": "pause", "pause_memory": False, "auto_resume": True}
     info = api.post("/sandboxes", json=asked).json()
     assert (info["on_deadline"], info["auto_resume"], info["state"]) == ("pause", True, "running")
@@ -141,7 +141,7 @@ def test_a_stranger_has_nothing_of_it(api: httpx2.Client, stranger: httpx2.Clien
         ("/fork", {"timeout_seconds": -1}),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_words(api: httpx2.Client, box: str, path: str, body: dict):
+def test_invalid_requests_are_refused_in_words(api: httpx2.Client, box: str, path: str, body: dict):
     refused = api.post(box + path, json=body)
     assert refused.status_code == 400 and error_of(refused)["code"] == "invalid_request"
     assert api.get(box).json()["state"] == "running"

@@ -136,7 +136,7 @@ def test_code_may_have_lone_surrogates():
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-def test_what_only_the_slow_parser_takes_must_not_have_many_values(as_text: bool):
+def test_input_for_the_slow_parser_has_a_value_limit(as_text: bool):
     raw = b'{"code": "\\ud800", "argv": [' + b"{}," * 300_000 + b"{}]}"
     with pytest.raises(errors.InvalidRequest, match="over 200000 values"):
         decode_client_message(raw.decode() if as_text else raw, requests.ExecuteRequest)
@@ -151,7 +151,7 @@ def test_json_has_no_constants_but_its_own(constant: str):
         decode_client_message(f'{{"code": "1", "timeout_seconds": {constant}}}', requests.ExecuteRequest)
 
 
-def test_what_is_no_number_is_written_as_null_beside_a_lone_surrogate_too():
+def test_nan_is_null_beside_a_lone_surrogate_too():
     assert responses.encode_json([float("nan"), "a"]) == b'[null,"a"]'
     assert responses.encode_json([float("nan"), "\ud800"]) == b'[null,"\\ud800"]'
 

@@ -153,7 +153,7 @@ def test_a_foreign_run_is_answered_for_as_one_that_never_existed(api, stranger, 
 @pytest.mark.parametrize(
     "id", ["x", "..", "%00", "x%27%20OR%201", "%ED%A0%80", "x" + "A" * 20, "x" * 5000, "%F0%9F%90%8D"]
 )
-def test_what_is_no_run_is_not_found(api, id: str):
+def test_an_unknown_run_is_not_found(api, id: str):
     for path in ("", "/result", "/events", "/interrupt"):
         answer = api.request("POST" if path == "/interrupt" else "GET", f"/runs/{id}{path}")
         assert answer.status_code in (400, 404), answer.text
@@ -185,7 +185,7 @@ def test_a_run_that_makes_no_sense_is_refused(api, box: str, asked: dict, said: 
     assert api.post(f"{box}/runs", json={"code": "1", "context": "none"}).status_code == 404
 
 
-def test_whoever_waits_for_a_result_and_leaves_changes_nothing(api, box: str):
+def test_leaving_while_waiting_for_a_result_changes_nothing(api, box: str):
     run = start(api, box, "import time; time.sleep(0.6); 'here'")
     with contextlib.suppress(httpx2.ReadTimeout):
         api.get(f"{run}/result", timeout=0.2)
@@ -201,7 +201,7 @@ def test_it_is_in_the_document(api):
     assert after["name"] == "after" and not after["required"]
 
 
-def test_a_server_that_is_killed_tells_what_it_knew_after_its_next_start(own_data_dir: Path):
+def test_a_killed_server_reports_its_runs_after_the_next_start(own_data_dir: Path):
     with serving(own_data_dir, env={"CLOCHE_API_KEY": KEY}) as server, client(server.url, KEY) as api:
         box = f"/sandboxes/{api.post('/sandboxes', json={}).json()['id']}"
         whole = start(api, box, "print('whole'); 6 * 7")

@@ -63,7 +63,7 @@ def test_a_client_that_leaves_the_line_takes_no_place(client: httpx2.Client, dia
 
 
 @pytest.mark.parametrize("dialect", WAITING)
-def test_who_is_erased_while_they_wait_is_told_so_and_nothing_of_theirs_comes_back(client: httpx2.Client, dialect: str):
+def test_an_owner_erased_while_waiting_is_told_and_leaves_nothing(client: httpx2.Client, dialect: str):
     """E2B's has a key for repetitions, whose creation no single client can end; nor can one end a program."""
     held = client.post("/api/v1/sandboxes", json={}).json()["id"]
     key = client.post("/admin/keys", json={"owner": "waiter"}).json()["key"]

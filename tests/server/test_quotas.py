@@ -85,7 +85,7 @@ def inside(place: RunningServer, box: Sandbox, port: int) -> httpx2.Response:
 # --- what clients are told
 
 
-def test_answers_say_what_may_be_used_and_what_is_left(admin):
+def test_answers_carry_the_quota_and_the_remainder(admin):
     user = User(admin, "told", executions_per_minute=5, sandboxes=3)
     id = user.box()
     answer = user.run(id)
@@ -104,13 +104,13 @@ def test_answers_say_what_may_be_used_and_what_is_left(admin):
     assert left(user.http.get("/e2b/v2/sandboxes"))["executions"]["r"] == 4
 
 
-def test_whoever_has_no_key_is_told_nothing(place):
+def test_requests_without_a_key_learn_nothing(place):
     for path in ("/health", "/api/v1/usage", "/e2b/v2/sandboxes"):
         answer = httpx2.get(place.url + path)
         assert not [name for name in answer.headers if name.startswith("ratelimit")]
 
 
-def test_what_is_over_a_quota_is_429_and_says_when_to_come_again(admin):
+def test_requests_over_a_quota_are_429_with_a_retry_time(admin):
     user = User(admin, "over", executions_per_minute=1, sandboxes=1)
     id = user.box()
     assert user.run(id).status_code == 200
@@ -173,7 +173,7 @@ def test_responses_conversations_and_runs_count_as_stored(admin):
     assert user.http.post("/v1/responses", json={**turn, "store": False}).status_code == 200
 
 
-def test_an_owner_sees_what_they_use_and_nobody_else(admin):
+def test_an_owner_sees_only_their_own_usage(admin):
     user, other = User(admin, "sees", sandboxes=9), User(admin, "hidden")
     other.box()
     user.run(user.box())

@@ -94,11 +94,11 @@ async def steps(tmp_path: Path) -> AsyncIterator[StoredSteps]:
     ],
     ids=str,
 )
-async def test_requests_are_found_by_what_is_known_of_them(steps: StoredSteps, wanted: dict[str, Any], found: str):
+async def test_requests_are_found_by_their_fields(steps: StoredSteps, wanted: dict[str, Any], found: str):
     assert "".join(each.id for each in await steps.requests(StepQuery(**wanted))) == found
 
 
-async def test_a_page_does_not_tell_that_somebody_else_has_such_a_record(steps: StoredSteps):
+async def test_a_page_does_not_reveal_foreign_records(steps: StoredSteps):
     said = []
     for before in ("c", "x"):
         with pytest.raises(errors.InvalidRequest) as refused:
@@ -107,7 +107,7 @@ async def test_a_page_does_not_tell_that_somebody_else_has_such_a_record(steps: 
     assert said[0] == said[1]
 
 
-async def test_what_has_not_ended_is_known_by_its_steps(steps: StoredSteps):
+async def test_an_unfinished_request_is_found_by_its_steps(steps: StoredSteps):
     async def ids(since: float, owner: str | None = None) -> list[str]:
         return [each.id for each in await steps.list_unfinished(NOW + since, owner)]
 
@@ -118,7 +118,7 @@ async def test_what_has_not_ended_is_known_by_its_steps(steps: StoredSteps):
     assert await ids(0) == ["f1"]
 
 
-async def test_records_of_one_id_are_those_of_the_owner_who_asks(steps: StoredSteps):
+async def test_records_of_one_id_are_those_of_the_asking_owner(steps: StoredSteps):
     steps.put(request("g", 9, owner="bob"))
     steps.put(StepRecord(**{**_fields(request("h", 8)), "request": "of-g"}))
     assert [each.id for each in await steps.of("of-g")] == ["h", "g"]

@@ -46,7 +46,7 @@ async def answered(app: Any, **more: Any) -> tuple[RequestTracker, list[dict[str
     return traffic, sent
 
 
-async def test_an_answer_has_the_requests_id_once_whoever_wrote_it():
+async def test_an_answer_has_the_request_id_exactly_once():
     async def endpoint(request: Any) -> PlainTextResponse:
         return PlainTextResponse("", headers={"X-Request-Id": "of-the-program"})
 
@@ -56,7 +56,7 @@ async def test_an_answer_has_the_requests_id_once_whoever_wrote_it():
     assert traffic.requests == {("e2b", 200): 1}
 
 
-async def test_a_request_that_nobody_answered_counts_as_left():
+async def test_an_unanswered_request_counts_as_disconnected():
     async def leave(*asgi: Any) -> None:
         return
 
@@ -64,7 +64,7 @@ async def test_a_request_that_nobody_answered_counts_as_left():
     assert (traffic.requests, sent) == ({("e2b", 499): 1}, [])
 
 
-async def test_a_request_in_the_task_of_another_acts_for_nobody_until_it_is_admitted():
+async def test_a_request_in_the_task_of_another_has_no_principal_until_admitted():
     """As a pipelined one is, whose task is made in that of the one before it."""
     seen = []
 
@@ -88,7 +88,7 @@ async def test_a_request_in_the_task_of_another_acts_for_nobody_until_it_is_admi
     ],
     ids=["valid", "stopped", "control socket", "token", "sandbox", "stranger"],
 )
-async def test_what_is_answered_to_a_key_that_has_stopped_is_cut_off(state: dict[str, Any], goes_on: bool):
+async def test_answers_to_a_revoked_key_are_cut_off(state: dict[str, Any], goes_on: bool):
     traffic, over, ended = RequestTracker(), asyncio.Event(), []
 
     async def stream(*asgi: Any) -> None:
@@ -135,7 +135,7 @@ def test_a_histogram_counts_each_value_once_at_its_upper_bound():
     assert (histogram.counts, histogram.sum) == ([2, 1, 1], 12.0)
 
 
-def test_events_are_kept_without_what_is_private_and_requests_are_not_kept(capsys):
+def test_events_are_kept_without_private_fields_and_requests_not_at_all(capsys):
     log = EventLog()
     log.info("sandbox.ended", sandbox="i1", reason="a\nb", **dict.fromkeys(PRIVATE_FIELDS, "secret"))
     for event in FREQUENT_EVENTS:

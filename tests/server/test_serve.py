@@ -141,7 +141,7 @@ def test_there_is_no_page_outside_of_the_prefixes(logged):
     assert [answer.status_code for answer in answers] == [200, 200, 405, 404, 404]
 
 
-def test_what_is_not_there_is_said_in_our_shape(server):
+def test_unknown_routes_answer_in_our_shape(server):
     own = {"x-api-key": server.key}
     for method, path, status, code in (
         ("GET", "/admin/nope", 404, "not_found"),
@@ -237,7 +237,7 @@ def running_cell(server: RunningServer) -> tuple[threading.Thread, list[BaseExce
     return thread, got
 
 
-def test_sigterm_ends_what_runs_and_leaves_nothing(own_data_dir):
+def test_sigterm_ends_all_sandboxes_and_leaves_nothing(own_data_dir):
     with serving(own_data_dir) as server:
         instance = instance_of(own_data_dir)
         control = instance / "control.sock"

@@ -41,7 +41,7 @@ def is_open(server: RunningServer, name: str) -> bool:
 
 
 @pytest.mark.parametrize("dialect", ["e2b", "e2b gzip", "native"])
-def test_a_download_that_nobody_reads_ends_with_its_sandbox(server, dialect):
+def test_an_unread_download_ends_with_its_sandbox(server, dialect):
     box = Sandbox.create(**server.e2b)
     name = f"stalled-{box.sandbox_id}"
     box.files.write(name, os.urandom(BIG))

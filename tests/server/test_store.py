@@ -14,7 +14,7 @@ from cloche.store.database import Database
 
 
 @pytest.mark.parametrize("raised", [ValueError, MemoryError, SystemExit], ids=lambda kind: kind.__name__)
-async def test_what_work_raises_is_its_callers_and_the_next_is_done(tmp_path, raised):
+async def test_an_error_of_one_job_reaches_its_caller_and_the_next_is_done(tmp_path, raised):
     database = Database(tmp_path / "store.sqlite3")
     await database.open()
 

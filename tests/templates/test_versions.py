@@ -72,7 +72,7 @@ def run(catalogue: Catalogue, *words: str):
 # -- pins
 
 
-def test_a_pinned_version_is_what_the_name_means_also_after_newer_builds(catalogue):
+def test_a_pinned_version_is_used_after_newer_builds(catalogue):
     first, second = make(catalogue, "six==1.0", 1.0), make(catalogue, "six==2.0", 2.0)
     assert catalogue.resolve("geo") == second
     assert run(catalogue, "pin", first.ref).stdout == f"geo is {first.ref} from now on\n"
@@ -117,7 +117,7 @@ def test_a_pin_of_a_version_that_is_gone_is_said_and_nothing_else_is_taken(catal
 
 
 @pytest.mark.parametrize("ref", ["geo@ffff", "nothing", "../geo"])
-def test_what_is_not_there_cannot_be_pinned(catalogue, ref):
+def test_a_missing_version_cannot_be_pinned(catalogue, ref):
     make(catalogue, "six==1.0")
     with pytest.raises(errors.TemplateNotFound):
         catalogue.pin(ref)

@@ -35,7 +35,7 @@ def test_no_page_of_the_console_shows_anything_of_another_owner(world: World, ro
         assert world.victim.owner not in answer.text, path
 
 
-def test_what_is_asked_for_by_its_name_or_label_in_a_list_is_only_ones_own(world: World):
+def test_list_filters_by_name_or_label_find_only_own_items(world: World):
     for path in (
         f"/e2b/v2/sandboxes?metadata=mark%3D{world.victim.mark}",
         f"/e2b/sandboxes?metadata=mark%3D{world.victim.mark}",
@@ -81,6 +81,6 @@ def test_metrics_tell_of_no_owner_and_no_id(world: World):
     assert not labels & {"owner", "key", "key_id", "sandbox", "user", "tenant", "template", "id"}
 
 
-def test_no_header_of_an_answer_tells_of_somebody_else(world: World):
+def test_no_header_of_an_answer_reveals_another_owner(world: World):
     for path in ("/api/v1/sandboxes", "/v1/files", "/e2b/v2/sandboxes", "/opensandbox/v1/sandboxes"):
         assert world.victim.owner not in repr(world.attacker.wire.ask("GET", path).headers)

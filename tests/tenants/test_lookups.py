@@ -115,7 +115,7 @@ def _serving_here(place: Path, environ: dict[str, str]) -> Iterator[str]:
         thread.join()
 
 
-def test_the_store_is_asked_the_same_for_what_is_foreign_as_for_what_never_was(seen: Seen, routes: list[Known]):
+def test_the_store_is_queried_alike_for_foreign_and_unknown_ids(seen: Seen, routes: list[Known]):
     tried = [each for each in attempts(routes) if is_core(each) or _names_another_state(each.path, each.headers)]
     told = [
         f"{pair.attempt} {pair.own}\n  {foreign}\n  {absent}"

@@ -18,7 +18,7 @@ from tests.tenants.wire import Answer, form
     ],
     ids=["volume", "volume of E2B", "template"],
 )
-def test_a_name_of_somebody_elses_is_free(world: World, made: str, shown: str, kind: str, id: str):
+def test_a_name_used_by_another_owner_is_free(world: World, made: str, shown: str, kind: str, id: str):
     name, attacker, victim = world.victim.ids[kind], world.attacker.wire, world.victim.wire
     before = victim.made("GET", f"{shown}/{name}")
     answers = [attacker.ask("POST", made, {"name": each}) for each in (name, ghost(name))]
@@ -42,7 +42,7 @@ def test_a_snapshot_takes_no_name_from_another_owner(world: World):
     assert world.victim.wire.made("GET", f"/api/v1/snapshots/{name}") == before
 
 
-def test_a_template_is_not_built_from_what_is_somebody_elses(world: World):
+def test_a_template_is_not_built_from_foreign_files(world: World):
     said = set()
     for source in (world.victim.ids["snapshot"], ghost(world.victim.ids["snapshot"])):
         wire = world.attacker.wire
@@ -67,7 +67,7 @@ def test_an_agent_of_the_same_name_has_no_files_of_another_owners(world: World):
     assert world.victim.wire.made("GET", path) == []
 
 
-def test_a_request_id_of_somebody_elses_cancels_nothing(world: World):
+def test_a_request_id_of_another_owner_cancels_nothing(world: World):
     """Who may cancel is not told whether there was anything."""
     wire = world.attacker.wire
     answers: list[Answer] = [
@@ -76,7 +76,7 @@ def test_a_request_id_of_somebody_elses_cancels_nothing(world: World):
     assert answers[0] == answers[1]
 
 
-def test_a_request_that_is_sent_again_with_somebody_elses_key_for_that_makes_a_sandbox_of_ones_own(world: World):
+def test_a_foreign_idempotency_key_creates_a_new_sandbox(world: World):
     again = {"idempotency-key": "the-same-for-both"}
     asked = {"templateID": "base", "timeout": 60}
     ids = [
