@@ -49,11 +49,12 @@ serve: setup ## Serve sandboxes on http://127.0.0.1:8000; others with SERVE_FLAG
 	@exec $(BIN)/cloche serve $(SERVE_FLAGS)
 
 .PHONY: check
-check: setup ## Lint, check formatting, types and the direction of imports
+check: setup ## Lint, check formatting, types, the direction of imports and the prose
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/tree_metrics.py --prose-limit 5
 
 .PHONY: format
 format: setup ## Format the code and fix what can be fixed
