@@ -28,7 +28,7 @@ from cloche.api.dialect import describe_missing_route, dialect_route
 from cloche.api.http import DialectEndpoint, Handler, request_id, status_of
 from cloche.protocol import responses
 
-# Each has `pages(house) -> list[Page]`.
+# Each has `pages(context) -> list[ConsolePage]`.
 PAGE_MODULES = (
     "start",
     "health",
@@ -43,21 +43,21 @@ PAGE_MODULES = (
 )
 
 
-def load_pages(house: ConsoleContext) -> list[ConsolePage]:
+def load_pages(context: ConsoleContext) -> list[ConsolePage]:
     found = []
     for name in PAGE_MODULES:
-        found += import_module(f"{__name__}.{name}").pages(house)
+        found += import_module(f"{__name__}.{name}").pages(context)
     return found
 
 
 class Console:
     """The console's ASGI application. `behind` are the scripts' dialects, by the first word of their paths."""
 
-    def __init__(self, house: ConsoleContext, behind: Mapping[str, ASGIApp]):
-        self.house = house
-        self.porch = ConsoleAuth(house)
-        self.login = ConsoleLogin(house, self.porch)
-        self._looks = AdminReadAudit(house.engine.trail.record)
+    def __init__(self, context: ConsoleContext, behind: Mapping[str, ASGIApp]):
+        self.context = context
+        self.auth = ConsoleAuth(context)
+        self.login = ConsoleLogin(context, self.auth)
+        self._looks = AdminReadAudit(context.engine.trail.record)
         self._behind = dict(behind)
         routes = [
             dialect_route(self, "GET", "/ui/login", self.login.show),
@@ -65,17 +65,17 @@ class Console:
             dialect_route(self, "GET", "/ui/login/state", self.login.state),
             dialect_route(self, "POST", "/ui/login/links", self.login.link),
             dialect_route(self, "POST", "/ui/logout", self.login.leave),
-            dialect_route(self, "GET", STATIC + "{name:path}", house.statics.answer),
+            dialect_route(self, "GET", STATIC + "{name:path}", context.statics.answer),
             *(
                 dialect_route(self, each.methods, "/ui" + each.path, self._guard_page(each))
-                for each in load_pages(house)
+                for each in load_pages(context)
             ),
             dialect_route(self, "GET", "/ui", _redirect_home),
         ]
         self._router = Router(routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.house.statics.ready()
+        await self.context.statics.ready()
         hardened = HardenedSend(scope, send)
         path: str = scope["path"]
         dialect = path.removeprefix("/ui/").partition("/")[0]
@@ -99,11 +99,11 @@ class Console:
         """Passes a request to a dialect, as the session's owner."""
         connection = HTTPConnection(scope)
         try:
-            visitor = self.porch.admit_script(connection)
+            visitor = self.auth.admit_script(connection)
         except errors.ClocheError as error:
             await self._refuse_request(error, scope, receive, send)
             return
-        self.porch.rewrite_for_dialect(scope, visitor)
+        self.auth.rewrite_for_dialect(scope, visitor)
         await app(scope, receive, send)
 
     async def _refuse_request(self, error: errors.ClocheError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,7 +115,7 @@ class Console:
 
     def _guard_page(self, page: ConsolePage) -> Handler:
         async def answer(request: Request) -> Response:
-            request, visitor = await self.porch.admit(request)
+            request, visitor = await self.auth.admit(request)
             if page.admin and not visitor.is_admin:
                 raise errors.Forbidden("this page is for admins: log in with a key that has the role admin")
             response = await page.handler(request, visitor)
@@ -136,8 +136,8 @@ class Console:
         return self._error_page(error, status, request)
 
     def _error_page(self, error: errors.ClocheError, status: int, request: Request) -> Response:
-        visitor = self.porch.known(request)
-        return self.house.render(
+        visitor = self.auth.known(request)
+        return self.context.render(
             request, visitor, "error.html", status_code=status, status=status, error=error, id=request_id(request)
         )
 

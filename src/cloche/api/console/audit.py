@@ -50,9 +50,9 @@ class AuditRow(NamedTuple):
 
 
 class AuditPages:
-    def __init__(self, house: ConsoleContext):
-        self._house = house
-        self._directory = Path(house.config.data_dir, "audit")
+    def __init__(self, context: ConsoleContext):
+        self._context = context
+        self._directory = Path(context.config.data_dir, "audit")
 
     async def show_overview(self, request: Request, visitor: ConsoleVisitor) -> Response:
         asked = decode_audit_query(request.query_params)
@@ -63,10 +63,10 @@ class AuditPages:
             sandbox=asked.sandbox or None,
             since=None if seconds is None else time.time() - seconds,
         )
-        await self._house.engine.trail.wait_flushed()
+        await self._context.engine.trail.wait_flushed()
         newest = await self._read_lines(wanted, asked.page * ROWS + 1)
         shown = newest[(asked.page - 1) * ROWS : asked.page * ROWS]
-        return self._house.render(
+        return self._context.render(
             request,
             visitor,
             "audit_rows.html" if is_partial(request) else "audit.html",
@@ -76,18 +76,18 @@ class AuditPages:
             older=asked.query(asked.page + 1) if len(newest) > asked.page * ROWS and asked.page < MAX_PAGES else "",
             families=EVENT_FAMILIES,
             times=SINCE_NAMES,
-            enabled=self._house.config.audit.enabled,
-            kept_days=self._house.config.audit.days,
+            enabled=self._context.config.audit.enabled,
+            kept_days=self._context.config.audit.days,
         )
 
     async def verdict(self, request: Request, visitor: ConsoleVisitor) -> Response:
         """Verifies the log, on request only: it reads all of it."""
-        await self._house.engine.trail.wait_flushed()
+        await self._context.engine.trail.wait_flushed()
         try:
-            found = await asyncio.to_thread(verify_log, self._directory, self._house.engine.instance.is_live)
+            found = await asyncio.to_thread(verify_log, self._directory, self._context.engine.instance.is_live)
         except OSError as error:
             raise _unreadable_log(error) from None
-        return self._house.render(
+        return self._context.render(
             request, visitor, "audit_verdict.html", verdict=_shorten_verdict(found), problems=len(found.problems)
         )
 
@@ -128,8 +128,8 @@ def _unreadable_log(error: OSError) -> errors.Unavailable:
     return errors.Unavailable(f"the audit log cannot be read: {error.strerror}")
 
 
-def pages(house: ConsoleContext) -> list[ConsolePage]:
-    audit = AuditPages(house)
+def pages(context: ConsoleContext) -> list[ConsolePage]:
+    audit = AuditPages(context)
     return [
         ConsolePage("/audit", audit.show_overview, admin=True),
         ConsolePage("/audit/verdict", audit.verdict, admin=True),

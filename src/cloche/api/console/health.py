@@ -136,23 +136,23 @@ _VERDICT_MEANINGS = {
 
 
 class HealthPage:
-    def __init__(self, house: ConsoleContext):
-        self._house = house
-        self._engine = house.engine
+    def __init__(self, context: ConsoleContext):
+        self._context = context
+        self._engine = context.engine
         self._looking = asyncio.Lock()  # one at a time is enough for everybody
 
     async def show(self, request: Request, visitor: ConsoleVisitor) -> Response:
         values = {**self._public_values(), **(self._admin_values() if visitor.is_admin else {})}
         name = "health_facts.html" if is_partial(request) else "health.html"
-        return self._house.render(request, visitor, name, words=format, **values)
+        return self._context.render(request, visitor, name, words=format, **values)
 
     async def show_doctor(self, request: Request, visitor: ConsoleVisitor) -> Response:
         """The current result of `cloche doctor` for this host."""
         began = time.monotonic()
         async with self._looking:
-            sections = await asyncio.to_thread(run_checkup, self._house.config)
+            sections = await asyncio.to_thread(run_checkup, self._context.config)
         counts = Counter(check.state for section in sections for check in section.checks)
-        return self._house.render(
+        return self._context.render(
             request,
             visitor,
             "health_doctor.html",
@@ -165,28 +165,28 @@ class HealthPage:
     async def disk(self, request: Request, visitor: ConsoleVisitor) -> Response:
         """The current sizes of the parts of the data directory."""
         async with self._looking:
-            parts = await asyncio.to_thread(disk_parts, self._house.config.data_dir)
-        return self._house.render(request, visitor, "health_disk.html", words=format, parts=parts)
+            parts = await asyncio.to_thread(disk_parts, self._context.config.data_dir)
+        return self._context.render(request, visitor, "health_disk.html", words=format, parts=parts)
 
     def _public_values(self) -> dict[str, Any]:
-        verdict = self._house.health.verdict
+        verdict = self._context.health.verdict
         return {"verdict": verdict, "meaning": explain_verdict(verdict)}
 
     def _admin_values(self) -> dict[str, Any]:
         engine, admission = self._engine, self._engine.housing.admission
         return {
-            "failing": failing_parts(self._house),
+            "failing": failing_parts(self._context),
             "capacity": measure_capacity(engine),
             "refused": {gate.what: sum(gate.refused.values()) for gate in (admission.sandboxes, admission.executions)},
             "nurseries": engine.housing.nurseries,
             "living": Counter(each.record.template for each in engine.live_sandboxes() if each.spec.owner),
-            "disk": data_disk(self._house.config.data_dir),
+            "disk": data_disk(self._context.config.data_dir),
             "server_bytes": server_memory(),
             "load": os.getloadavg(),
             "cores": len(os.sched_getaffinity(0)),
             "uptime_seconds": uptime_seconds(),
             "versions": software_versions(),
-            "backend": self._house.config.backend,
+            "backend": self._context.config.backend,
         }
 
 
@@ -195,14 +195,14 @@ def explain_verdict(verdict: HealthVerdict) -> str:
     return "" if verdict.ok else _VERDICT_MEANINGS.get(verdict.why, f"What was seen: {verdict.why}.")
 
 
-def failing_parts(house: ConsoleContext) -> list[str]:
+def failing_parts(context: ConsoleContext) -> list[str]:
     """Other parts that fail although sandboxes work."""
-    parts = (("The audit log", house.engine.trail.failing), ("The store of records", house.engine.records.failing))
+    parts = (("The audit log", context.engine.trail.failing), ("The store of records", context.engine.records.failing))
     return [f"{name} cannot be written: look at the disk." for name, fails in parts if fails]
 
 
-def pages(house: ConsoleContext) -> list[ConsolePage]:
-    page = HealthPage(house)
+def pages(context: ConsoleContext) -> list[ConsolePage]:
+    page = HealthPage(context)
     return [
         ConsolePage("/health", page.show),
         ConsolePage("/health/doctor", page.show_doctor, admin=True),

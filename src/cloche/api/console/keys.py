@@ -129,9 +129,9 @@ class OwnerKeyRows(NamedTuple):
 
 
 class KeyPages:
-    def __init__(self, house: ConsoleContext):
-        self._house = house
-        self._quotas = house.engine.quotas
+    def __init__(self, context: ConsoleContext):
+        self._context = context
+        self._quotas = context.engine.quotas
 
     async def show_overview(self, request: Request, visitor: ConsoleVisitor) -> Response:
         revoked, only = request.query_params.get("revoked") == "1", request.query_params.get("owner", "")
@@ -139,7 +139,7 @@ class KeyPages:
         wanted = [each for each in records if only in ("", each.owner) and (revoked or each.revoked_at is None)]
         owners = {each.owner for each in records} | (self._owners_with_quotas() if visitor.is_admin else set())
         shown = [name for name in sorted(owners) if only in ("", name)]
-        return self._house.render(
+        return self._context.render(
             request,
             visitor,
             "keys_rows.html" if is_partial(request) else "keys.html",
@@ -159,9 +159,9 @@ class KeyPages:
 
     async def _visible_records(self, visitor: ConsoleVisitor) -> list[KeyRecord]:
         """The keys visible to the visitor, and the one of the environment."""
-        records = [each for each in await self._house.keys.list() if visitor.visible_owner in (None, each.owner)]
+        records = [each for each in await self._context.keys.list() if visitor.visible_owner in (None, each.owner)]
         try:
-            preset = [await self._house.keys.get(PRESET_ID)]
+            preset = [await self._context.keys.get(PRESET_ID)]
         except errors.NotFound:
             preset = []
         return [*(each for each in preset if visitor.visible_owner in (None, each.owner)), *records]
@@ -206,5 +206,5 @@ def _time_ago(at: float) -> str:
     return "just now" if seconds < 90 else f"{format.duration(seconds)} ago"
 
 
-def pages(house: ConsoleContext) -> list[ConsolePage]:
-    return [ConsolePage("/keys", KeyPages(house).show_overview)]
+def pages(context: ConsoleContext) -> list[ConsolePage]:
+    return [ConsolePage("/keys", KeyPages(context).show_overview)]

@@ -57,23 +57,23 @@ _PARENT_PATH = re.compile(r"//|\.\.|%2e", re.IGNORECASE)
 
 
 class ConsoleLogin:
-    def __init__(self, house: ConsoleContext, porch: ConsoleAuth):
+    def __init__(self, context: ConsoleContext, auth: ConsoleAuth):
         self.address = ""  # the public address of the server; set by the listener
-        self._house = house
-        self._porch = porch
+        self._context = context
+        self._auth = auth
         self._throttle = LoginThrottle()
 
     async def show(self, request: Request) -> Response:
         """The login page, also with a session: a link in its address counts. Without one, its script goes on."""
-        known = self._porch.known(request) is not None
-        if known and self._house.gatekeeper.is_keyless:
+        known = self._auth.known(request) is not None
+        if known and self._context.gatekeeper.is_keyless:
             return RedirectResponse(safe_page(request.query_params.get("next", "")), 303)
-        ended = bool(self._porch.session_token(request)) and not known
+        ended = bool(self._auth.session_token(request)) and not known
         return self._login_form(request, request.query_params.get("next", ""), ended=ended)
 
     async def enter(self, request: Request) -> Response:
         """Logs in with `key`, or `link`, in a form's fields."""
-        self._porch.check_same_origin(request)
+        self._auth.check_same_origin(request)
         address = (request.scope.get("client") or ("", 0))[0]
         fields = _form_fields(await read_whole_body(request, MAX_LOGIN_BYTES))
         try:
@@ -88,42 +88,46 @@ class ConsoleLogin:
 
     async def state(self, request: Request) -> Response:
         """Whether this browser is logged in: a page opened from another site was sent no cookie."""
-        return json_reply({"logged_in": self._porch.known(request) is not None})
+        return json_reply({"logged_in": self._auth.known(request) is not None})
 
     async def link(self, request: Request) -> Response:
         """Issues a login link to clients of the control socket, which its file's mode protects."""
         principal = request.scope["state"].get("principal")
         if not (isinstance(principal, Principal) and principal.role == "admin" and not principal.key_id):
             raise errors.NotFound("the console has no such page")
-        return json_reply({"url": self.new_link(), "seconds": 0 if self._house.gatekeeper.is_keyless else LINK_SECONDS})
+        return json_reply(
+            {"url": self.new_link(), "seconds": 0 if self._context.gatekeeper.is_keyless else LINK_SECONDS}
+        )
 
     async def leave(self, request: Request) -> Response:
-        request, visitor = await self._porch.admit(request)
+        request, visitor = await self._auth.admit(request)
         response = RedirectResponse("/ui/login", 303)
-        self._porch.take(response, request)
-        self._house.traffic.leave(visitor.csrf)  # a terminal in another window, say
+        self._auth.take(response, request)
+        self._context.traffic.leave(visitor.csrf)  # a terminal in another window, say
         self._audit_login("console.logout", visitor.principal)
         return response
 
     def new_link(self) -> str:
         """The console's address with a one-time token behind the #, which no server and no proxy ever sees."""
         address = self.address.rstrip("/")
-        return f"{address}/ui/" if self._house.gatekeeper.is_keyless else f"{address}/ui/login#{self._new_link_token()}"
+        return (
+            f"{address}/ui/" if self._context.gatekeeper.is_keyless else f"{address}/ui/login#{self._new_link_token()}"
+        )
 
     def _new_link_token(self) -> str:
-        return self._porch.sessions.new_link()
+        return self._auth.sessions.new_link()
 
     def _open_session(self, fields: dict[str, str]) -> str | None:
-        sessions = self._porch.sessions
+        sessions = self._auth.sessions
         if fields.get("link"):
-            return sessions.follow(fields["link"], self._house.gatekeeper.keyless_principal)
+            return sessions.follow(fields["link"], self._context.gatekeeper.keyless_principal)
         return sessions.enter(fields.get("key", "").strip())
 
     def _log_in(self, request: Request, token: str, place: str) -> Response:
         response = RedirectResponse(place, 303)
-        self._porch.end_previous_session(request)
-        self._porch.set_session_cookie(response, token, request)
-        visitor = self._porch.sessions.find(token)
+        self._auth.end_previous_session(request)
+        self._auth.set_session_cookie(response, token, request)
+        visitor = self._auth.sessions.find(token)
         assert visitor is not None
         request.scope["state"]["principal"] = visitor.principal
         self._audit_login("console.login", visitor.principal)
@@ -140,10 +144,10 @@ class ConsoleLogin:
         self, request: Request, place: str, problem: str = "", status: int = 200, *, ended: bool = False
     ) -> Response:
         values = {"next": safe_page(place), "problem": problem, "ended": ended}
-        return self._house.render(request, None, "login.html", status_code=status, **values)
+        return self._context.render(request, None, "login.html", status_code=status, **values)
 
     def _audit_login(self, what: str, principal: Principal) -> None:
-        self._house.engine.trail.record(what, principal.owner, id=principal.key_id, who=principal)
+        self._context.engine.trail.record(what, principal.owner, id=principal.key_id, who=principal)
 
 
 def safe_page(wanted: str) -> str:

@@ -178,10 +178,10 @@ ALLOW_ANYTHING = NetworkPolicy(allow=("*:*",))  # a sandbox that asks for all th
 
 
 class NetworkPage:
-    def __init__(self, house: ConsoleContext):
-        self._house = house
-        self._engine = house.engine
-        self._config = house.config
+    def __init__(self, context: ConsoleContext):
+        self._context = context
+        self._engine = context.engine
+        self._config = context.config
 
     async def show_overview(self, request: Request, visitor: ConsoleVisitor) -> Response:
         asked = decode_network_query(request.query_params, is_admin=visitor.is_admin)
@@ -211,7 +211,7 @@ class NetworkPage:
         one = next((each for each in self._visible_sandboxes(visitor) if each.id == id), None)
         policy = ALLOW_ANYTHING if one is None else one.network.policy
         said = check_destination(place, policy, self._config.network)
-        return self._house.render(
+        return self._context.render(
             request, visitor, "network_check.html", said=said, place=place, id=id, sandbox=one and one.record
         )
 
@@ -234,7 +234,7 @@ class NetworkPage:
         **values: Any,
     ) -> Response:
         older = urlencode({**asked.filters, "before": shown.rows[-1].at}) if shown.has_more else ""
-        return self._house.render(
+        return self._context.render(
             request,
             visitor,
             name,
@@ -264,6 +264,6 @@ class NetworkPage:
         return [(row, deciders.deciding_rule(row) if row.was_let_through else "") for row in rows]
 
 
-def pages(house: ConsoleContext) -> list[ConsolePage]:
-    page = NetworkPage(house)
+def pages(context: ConsoleContext) -> list[ConsolePage]:
+    page = NetworkPage(context)
     return [ConsolePage("/network", page.show_overview), ConsolePage("/network/check", page.check)]

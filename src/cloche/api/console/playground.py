@@ -33,14 +33,14 @@ _LIFE_SECONDS = 1800.0  # of a sandbox that is not used any more
 
 
 class PlaygroundPages:
-    def __init__(self, house: ConsoleContext):
-        self._house = house
-        self._catalogue = Catalogue(house.config.data_dir, house.config.aliases)
+    def __init__(self, context: ConsoleContext):
+        self._context = context
+        self._catalogue = Catalogue(context.config.data_dir, context.config.aliases)
 
     async def page(self, request: Request, visitor: ConsoleVisitor) -> Response:
         found = await asyncio.to_thread(self._catalogue.list)
         names = sorted({each.name for each in found}, key=lambda name: (name != "python", name)) or ["python"]
-        return self._house.render(
+        return self._context.render(
             request,
             visitor,
             "playground.html",
@@ -49,7 +49,7 @@ class PlaygroundPages:
             languages=list(LANGUAGE_NAMES),
             panels=PANELS,
             modules=_script_modules(),
-            seconds=min(_LIFE_SECONDS, self._house.config.lifetime.max_seconds),
+            seconds=min(_LIFE_SECONDS, self._context.config.lifetime.max_seconds),
         )
 
     async def frame(self, request: Request, visitor: ConsoleVisitor) -> Response:
@@ -75,6 +75,6 @@ def _frame_html() -> str:
     return _FRAME_HEAD.format(style=style) + _FRAME_BODY.format(script=script)
 
 
-def pages(house: ConsoleContext) -> list[ConsolePage]:
-    playground = PlaygroundPages(house)
+def pages(context: ConsoleContext) -> list[ConsolePage]:
+    playground = PlaygroundPages(context)
     return [ConsolePage("/playground", playground.page), ConsolePage("/frame", playground.frame)]

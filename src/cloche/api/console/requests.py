@@ -355,15 +355,15 @@ class RequestLine(NamedTuple):
     sandboxes: tuple[str, ...]
 
 
-def pages(house: ConsoleContext) -> list[ConsolePage]:
-    desk = RequestPages(house)
+def pages(context: ConsoleContext) -> list[ConsolePage]:
+    desk = RequestPages(context)
     return [ConsolePage("/requests", desk.show_overview), ConsolePage("/requests/{id:path}", desk.show)]
 
 
 class RequestPages:
-    def __init__(self, house: ConsoleContext):
-        self._house = house
-        self._steps = house.gateway.shelf.steps
+    def __init__(self, context: ConsoleContext):
+        self._context = context
+        self._steps = context.gateway.shelf.steps
 
     async def show_overview(self, request: Request, visitor: ConsoleVisitor) -> Response:
         asked = decode_request_query(request.query_params, visitor)
@@ -383,7 +383,7 @@ class RequestPages:
         ]
         older = urlencode({"before": found[ROWS - 1].id}) if len(found) > ROWS else ""
         name = "requests_rows.html" if is_partial(request) else "requests.html"
-        return self._house.render(
+        return self._context.render(
             request,
             visitor,
             name,
@@ -393,7 +393,7 @@ class RequestPages:
             outcomes=[(code, outcome_label(code)) for code in OUTCOME_FILTERS],
             times=_SINCE_NAMES,
             models=sorted({line.model for line in lines if line.model}),
-            capture=self._house.config.gateway.capture,
+            capture=self._context.config.gateway.capture,
         )
 
     async def show(self, request: Request, visitor: ConsoleVisitor) -> Response:
@@ -404,14 +404,14 @@ class RequestPages:
             raise errors.NotFound(f"there is no record of a request {id[:200]!r}: they are kept for 30 days")
         found = [build_tree(_elapsed_until_now(each)) for each in build_request_trees(steps)]
         name = "request_trees.html" if is_partial(request) else "request.html"
-        return self._house.render(
+        return self._context.render(
             request,
             visitor,
             name,
             id=id,
             href=request_href(id),
             trees=found,
-            capture=self._house.config.gateway.capture,
+            capture=self._context.config.gateway.capture,
         )
 
     async def _find_steps(self, id: str, owner: str | None) -> list[StepRecord]:

@@ -168,9 +168,9 @@ class KillSeveralRequest(Struct, forbid_unknown_fields=True):
 
 
 class SandboxPages:
-    def __init__(self, house: ConsoleContext):
-        self._house = house
-        self._engine = house.engine
+    def __init__(self, context: ConsoleContext):
+        self._context = context
+        self._engine = context.engine
 
     # -- what is shown
 
@@ -197,7 +197,7 @@ class SandboxPages:
         record, _ = await find_record(self._engine, request.path_params["id"], visitor.visible_owner)
         await self._engine.trail.wait_flushed()
         wanted = AuditQuery(sandbox=record.id, since=record.created_at)
-        directory = Path(self._house.config.data_dir, "audit")
+        directory = Path(self._context.config.data_dir, "audit")
         try:
             lines = await asyncio.to_thread(read_last, directory, wanted, AUDIT_LINES)
         except OSError as error:
@@ -205,7 +205,7 @@ class SandboxPages:
         return self._render_page(request, visitor, "sandbox_audit.html", {"lines": lines[::-1]})
 
     def _render_page(self, request: Request, visitor: ConsoleVisitor, name: str, values: dict[str, Any]) -> Response:
-        return self._house.render(request, visitor, name, words=format, now=time.time(), **values)
+        return self._context.render(request, visitor, name, words=format, now=time.time(), **values)
 
     # -- what is done
 
@@ -274,8 +274,8 @@ def _message_reply(text: str) -> Response:
     return JSONResponse({"said": text})
 
 
-def pages(house: ConsoleContext) -> list[ConsolePage]:
-    sandboxes = SandboxPages(house)
+def pages(context: ConsoleContext) -> list[ConsolePage]:
+    sandboxes = SandboxPages(context)
     post = ("POST",)
     return [
         ConsolePage("/sandboxes", sandboxes.list),

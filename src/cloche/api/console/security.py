@@ -79,10 +79,10 @@ _CONSOLE_HEADERS = frozenset({b"cookie", b"authorization", b"x-api-key", CSRF_HE
 
 
 class ConsoleAuth:
-    def __init__(self, house: ConsoleContext):
-        self.sessions = ConsoleSessions(house.keys)
-        self._house = house
-        self._public_url = house.config.server.public_url
+    def __init__(self, context: ConsoleContext):
+        self.sessions = ConsoleSessions(context.keys)
+        self._context = context
+        self._public_url = context.config.server.public_url
         self._token = secrets.token_urlsafe(24)  # on a server without logins
 
     async def admit(self, request: Request) -> tuple[Request, ConsoleVisitor]:
@@ -118,9 +118,9 @@ class ConsoleAuth:
 
     def identify_visitor(self, connection: HTTPConnection) -> ConsoleVisitor:
         """Raises Unauthenticated; without keys, Forbidden where a web page might be behind it."""
-        if self._house.gatekeeper.is_keyless:
+        if self._context.gatekeeper.is_keyless:
             refuse_web_pages(connection)
-            return ConsoleVisitor(self._house.gatekeeper.keyless_principal, self._token)
+            return ConsoleVisitor(self._context.gatekeeper.keyless_principal, self._token)
         found = self.sessions.find(self.session_token(connection), away=_is_away(connection))
         if found is None:
             raise errors.Unauthenticated("this needs a login: open /ui/login")
@@ -135,7 +135,7 @@ class ConsoleAuth:
 
     def check_same_origin(self, request: Request) -> None:
         """Raises Forbidden unless a page of ours sends the request, logged in or not."""
-        if self._house.gatekeeper.is_keyless:
+        if self._context.gatekeeper.is_keyless:
             refuse_web_pages(request)
         check_origin(request.headers, self._public_url)
 
@@ -159,7 +159,7 @@ class ConsoleAuth:
         visitor = self.sessions.find(token, away=True)
         if visitor is not None:
             self.sessions.close(token)
-            self._house.traffic.leave(visitor.csrf)
+            self._context.traffic.leave(visitor.csrf)
 
     def session_token(self, connection: HTTPConnection) -> str:
         """The session token of the browser. Where the console is served by TLS, a plain cookie is not accepted."""

@@ -109,8 +109,8 @@ PAGE_DESCRIPTIONS = {
 
 
 class StartPage:
-    def __init__(self, house: ConsoleContext):
-        self._house = house
+    def __init__(self, context: ConsoleContext):
+        self._context = context
 
     async def show(self, request: Request, visitor: ConsoleVisitor) -> Response:
         name, values = "start_now.html", await self._current_values(visitor)
@@ -118,12 +118,12 @@ class StartPage:
             name = "start.html"
             values |= {
                 "about": PAGE_DESCRIPTIONS,
-                "snippets": connection_snippets(base_url(request, self._house.config)),
+                "snippets": connection_snippets(base_url(request, self._context.config)),
             }
-        return self._house.render(request, visitor, name, words=format, now=time.time(), **values)
+        return self._context.render(request, visitor, name, words=format, now=time.time(), **values)
 
     async def _current_values(self, visitor: ConsoleVisitor) -> dict[str, Any]:
-        engine, verdict = self._house.engine, self._house.health.verdict
+        engine, verdict = self._context.engine, self._context.health.verdict
         live = sorted(engine.known(visitor.visible_owner), key=lambda each: -each.created_at)
         return {
             "running": sum(each.state == "running" for each in live),
@@ -133,7 +133,7 @@ class StartPage:
             "meters": _quota_meters(await engine.quotas.usage(visitor.owner)),
             "verdict": verdict,
             "meaning": explain_verdict(verdict),
-            "failing": failing_parts(self._house) if visitor.is_admin else [],
+            "failing": failing_parts(self._context) if visitor.is_admin else [],
         }
 
 
@@ -153,5 +153,5 @@ def _format_tenths(amount: float) -> str:
     return f"{amount:,.1f}"
 
 
-def pages(house: ConsoleContext) -> list[ConsolePage]:
-    return [ConsolePage("/", StartPage(house).show)]
+def pages(context: ConsoleContext) -> list[ConsolePage]:
+    return [ConsolePage("/", StartPage(context).show)]

@@ -196,10 +196,10 @@ class SteppedTemplateRow(NamedTuple):
 
 
 class TemplatePages:
-    def __init__(self, house: ConsoleContext):
-        self._house = house
-        self._engine = house.engine
-        self._catalogue = Catalogue(house.config.data_dir, house.config.aliases)
+    def __init__(self, context: ConsoleContext):
+        self._context = context
+        self._engine = context.engine
+        self._catalogue = Catalogue(context.config.data_dir, context.config.aliases)
         self._host_builds = HostBuilds(self._catalogue)
         self._sizes: dict[str, int] = {}  # by snapshot: none of them ever changes
 
@@ -266,7 +266,7 @@ class TemplatePages:
         return self._render_page(request, visitor, name, build=build, lines=lines, next=heard)
 
     def _render_page(self, request: Request, visitor: ConsoleVisitor, name: str, **values: Any) -> Response:
-        return self._house.render(request, visitor, name, words=format, now=time.time(), **values)
+        return self._context.render(request, visitor, name, words=format, now=time.time(), **values)
 
     async def _list_versions(self, visitor: ConsoleVisitor) -> Sequence[TemplateVersionRow]:
         in_use = Counter(each.template for each in self._engine.known(visitor.visible_owner))
@@ -378,8 +378,8 @@ async def _in_thread(work: Callable[..., T], *args: Any) -> T:
     return await asyncio.to_thread(work, *args)
 
 
-def pages(house: ConsoleContext) -> list[ConsolePage]:
-    templates = TemplatePages(house)
+def pages(context: ConsoleContext) -> list[ConsolePage]:
+    templates = TemplatePages(context)
     post = ("POST",)
     return [
         ConsolePage("/templates", templates.list),

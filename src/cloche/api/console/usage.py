@@ -56,16 +56,16 @@ class OwnerUsageRow(NamedTuple):
 
 
 class UsagePage:
-    def __init__(self, house: ConsoleContext):
-        self._house = house
+    def __init__(self, context: ConsoleContext):
+        self._context = context
 
     async def show(self, request: Request, visitor: ConsoleVisitor) -> Response:
-        quotas = self._house.engine.quotas
+        quotas = self._context.engine.quotas
         owners = await quotas.usage_of_all_owners() if visitor.is_admin else [await quotas.usage(visitor.owner)]
         hour = await quotas.last_hour(visitor.visible_owner)
         name = "usage_rows.html" if is_partial(request) else "usage.html"
         shown = [owner_row(each, hour.get(each.owner, [])) for each in owners]
-        return self._house.render(request, visitor, name, owners=shown)
+        return self._context.render(request, visitor, name, owners=shown)
 
 
 def owner_row(used: OwnerUsage, minutes: Sequence[SpentUsage]) -> OwnerUsageRow:
@@ -132,5 +132,5 @@ def _draw_chart(title: str, values: Sequence[float], say: Callable[[float], str]
     return UsageChart(title, bars, say(sum(values)), say(max(values)))
 
 
-def pages(house: ConsoleContext) -> list[ConsolePage]:
-    return [ConsolePage("/usage", UsagePage(house).show)]
+def pages(context: ConsoleContext) -> list[ConsolePage]:
+    return [ConsolePage("/usage", UsagePage(context).show)]

@@ -112,29 +112,29 @@ _UNAUTHORIZED = "unauthorized access, please provide a valid access token or met
 _SECURED = "Sandbox is secured with traffic access token. Token header 'e2b-traffic-access-token' is"
 
 
-def may_enter_port(connection: HTTPConnection, resident: PortAccess, port: int) -> bool:
+def may_enter_port(connection: HTTPConnection, e2b_sandbox: PortAccess, port: int) -> bool:
     """Whether the request may reach that port. Raises InvalidRequest as `require_access_token` does."""
     try:
-        require_port_access(connection, resident, port)
+        require_port_access(connection, e2b_sandbox, port)
     except (errors.Unauthenticated, errors.Forbidden):
         return False
     return True
 
 
-def require_port_access(connection: HTTPConnection, resident: PortAccess, port: int) -> None:
+def require_port_access(connection: HTTPConnection, e2b_sandbox: PortAccess, port: int) -> None:
     """Raises Unauthenticated or Forbidden unless this request may go to that port."""
     if port == ENVD_PORT:
-        require_access_token(connection, resident)
+        require_access_token(connection, e2b_sandbox)
     elif port == CODE_PORT:
-        if resident.access_token is not None or not resident.public_traffic:
-            require_traffic_token(connection, resident)
-    elif not resident.public_traffic:
-        require_traffic_token(connection, resident)
+        if e2b_sandbox.access_token is not None or not e2b_sandbox.public_traffic:
+            require_traffic_token(connection, e2b_sandbox)
+    elif not e2b_sandbox.public_traffic:
+        require_traffic_token(connection, e2b_sandbox)
 
 
-def require_access_token(connection: HTTPConnection, resident: PortAccess) -> None:
+def require_access_token(connection: HTTPConnection, e2b_sandbox: PortAccess) -> None:
     """envd's rule. Raises Unauthenticated, or InvalidRequest for an expiration that is not a number."""
-    token, path = resident.access_token, connection.scope["path"]
+    token, path = e2b_sandbox.access_token, connection.scope["path"]
     if token is None:
         return
     if path == "/files" and _request_method(connection) in ("GET", "HEAD", "POST"):
@@ -143,21 +143,21 @@ def require_access_token(connection: HTTPConnection, resident: PortAccess) -> No
         raise errors.Unauthenticated(_UNAUTHORIZED)
 
 
-def require_traffic_token(connection: HTTPConnection, resident: PortAccess) -> None:
+def require_traffic_token(connection: HTTPConnection, e2b_sandbox: PortAccess) -> None:
     """Raises Forbidden without the sandbox's traffic token or its access token, which grants more."""
     given, headers = connection.headers.get(TRAFFIC_HEADER), connection.headers
-    access = resident.access_token
-    if secrets_match(given, resident.traffic_token) or (
+    access = e2b_sandbox.access_token
+    if secrets_match(given, e2b_sandbox.traffic_token) or (
         access is not None and secrets_match(headers.get(ACCESS_HEADER), access)
     ):
         return
     raise errors.Forbidden(f"{_SECURED} {'missing' if given is None else 'invalid'}")
 
 
-async def find_url_signer(connection: HTTPConnection, residents: E2bSandboxes) -> E2bSandbox:
+async def find_url_signer(connection: HTTPConnection, registry: E2bSandboxes) -> E2bSandbox:
     """The sandbox that signed this file URL, which names none. Raises Unauthenticated."""
     query = connection.query_params
-    return await residents.by_signature(
+    return await registry.by_signature(
         query.get("signature", ""),
         query.get("path", ""),
         _file_operation(connection),
@@ -243,12 +243,12 @@ class E2b:
 
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config, secret: bytes):
         self._domain = config.server.domain
-        self.residents = E2bSandboxes(engine, E2bTokens(secret))
-        control = E2bContext(engine, gatekeeper, self.residents, config)
+        self.registry = E2bSandboxes(engine, E2bTokens(secret))
+        control = E2bContext(engine, gatekeeper, self.registry, config)
         self._control = _plane_router("control plane", _control_plane_routes(control, secret))
         self._own_ports: dict[int, ASGIApp] = {
-            ENVD_PORT: _plane_router("envd", envd.envd_routes(self.residents, config)),
-            CODE_PORT: _plane_router("code server", code.code_routes(self.residents, config)),
+            ENVD_PORT: _plane_router("envd", envd.envd_routes(self.registry, config)),
+            CODE_PORT: _plane_router("code server", code.code_routes(self.registry, config)),
         }
         self._programs: ASGIApp = PortProxy(self, ForwardedHeaders(PRIVATE_HEADERS, gatekeeper.knows))
         self._entrance = DialectEndpoint(self, self._choose_plane)
@@ -288,10 +288,10 @@ class E2b:
         strip_e2b_prefix(scope)
         if not is_signed_file_url(scope):
             return self._control
-        signer = await find_url_signer(request, self.residents)
+        signer = await find_url_signer(request, self.registry)
         require_port_access(request, signer, ENVD_PORT)
         scope["state"][HOST_OWNER_STATE] = signer.owner
-        scope["state"].update(resident=await self.residents.awake(signer), port=ENVD_PORT)
+        scope["state"].update(e2b_sandbox=await self.registry.awake(signer), port=ENVD_PORT)
         return self._own_ports[ENVD_PORT]
 
     async def _enter_sandbox_port(self, connection: HTTPConnection, target: PortTarget) -> None:
@@ -299,11 +299,14 @@ class E2b:
         if not target.by_host:
             strip_e2b_prefix(connection.scope)
         await self._require_sandbox_token(connection, target)
-        found = await self.residents.find(target.sandbox)
+        found = await self.registry.find(target.sandbox)
         connection.scope["state"][HOST_OWNER_STATE] = found.owner  # it may take a while to wake it
-        resident = await self.residents.awake(found)
+        e2b_sandbox = await self.registry.awake(found)
         connection.scope["state"].update(
-            resident=resident, sandbox=resident.sandbox, port=target.port, host=resident.host_for(target.port)
+            e2b_sandbox=e2b_sandbox,
+            sandbox=e2b_sandbox.sandbox,
+            port=target.port,
+            host=e2b_sandbox.host_for(target.port),
         )
 
     async def _require_sandbox_token(self, connection: HTTPConnection, target: PortTarget) -> None:
@@ -311,10 +314,10 @@ class E2b:
 
         Neither the response nor its timing reveals the difference: every refusal includes a lookup in the records.
         """
-        known = self.residents.running(target.sandbox)
+        known = self.registry.running(target.sandbox)
         if known is not None and may_enter_port(connection, known, target.port):
             return
-        require_port_access(connection, await self.residents.lock(target.sandbox), target.port)
+        require_port_access(connection, await self.registry.lock(target.sandbox), target.port)
 
     async def _open_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Only programs inside sandboxes speak WebSocket in this dialect."""
@@ -347,7 +350,7 @@ class E2b:
 
     def _absence_message(self, error: errors.ClocheError, request: HTTPConnection, id: str) -> str:
         """Clients search for "was not found". The reason is shown only with a token of that sandbox."""
-        tokens, headers = self.residents.tokens, request.headers
+        tokens, headers = self.registry.tokens, request.headers
         known = secrets_match(headers.get(ACCESS_HEADER), tokens.access(id)) or secrets_match(
             headers.get(TRAFFIC_HEADER), tokens.traffic(id)
         )

@@ -220,7 +220,7 @@ SHOWING = DisplayOptions(json=True, whole_text=True, whole_data=True, saved_imag
 LISTED_FROM_THE_START = ("javascript",)  # beside Python's
 
 
-def code_routes(residents: E2bSandboxes, config: Config) -> list[BaseRoute]:
+def code_routes(registry: E2bSandboxes, config: Config) -> list[BaseRoute]:
     plane = CodeServer()
 
     def route(path: str, method: str, handler: Handler) -> Route:

@@ -22,9 +22,9 @@ class E2bContext(DialectContext):
 
     max_body_bytes = 4 * MIB
 
-    def __init__(self, engine: Engine, gatekeeper: Gatekeeper, residents: E2bSandboxes, config: Config):
+    def __init__(self, engine: Engine, gatekeeper: Gatekeeper, registry: E2bSandboxes, config: Config):
         super().__init__(engine, gatekeeper, config)
-        self.residents = residents
+        self.registry = registry
         self.domain = config.server.domain
         self.max_seconds = config.lifetime.max_seconds
 
@@ -32,12 +32,12 @@ class E2bContext(DialectContext):
         return strip_client_id(connection.path_params["id"])
 
     async def find_sandbox(self, id: str, owner: str | None) -> Sandbox:
-        return (await self.residents.find(id, owner)).sandbox
+        return (await self.registry.find(id, owner)).sandbox
 
     async def e2b_sandbox(self, request: Request) -> E2bSandbox:
         """The sandbox in the path, running or paused. Raises SandboxNotFound, Gone, and as `admit`."""
         owner = self.owner(request)
-        return await self.residents.find(self.sandbox_id(request), owner)
+        return await self.registry.find(self.sandbox_id(request), owner)
 
     def check_timeout(self, name: str, seconds: int, least: int = 0) -> None:
         """Raises InvalidRequest that names the field."""

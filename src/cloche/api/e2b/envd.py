@@ -271,7 +271,7 @@ async def _join_file_contents(files: SandboxFiles, sources: list[str], user: Use
                 yield chunk
 
 
-def envd_routes(residents: E2bSandboxes, config: Config) -> list[BaseRoute]:
+def envd_routes(registry: E2bSandboxes, config: Config) -> list[BaseRoute]:
     plane, services, files = Envd(), ConnectErrors(), EnvdFiles(config.server.upload_bytes)
 
     def route(path: str, method: str, handler: Handler) -> Route:

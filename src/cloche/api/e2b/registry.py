@@ -210,12 +210,12 @@ class E2bSandboxes:
             return E2bSandbox(await handle.info(), self.tokens, handle)
         return self.of(handle.here)
 
-    async def awake(self, resident: E2bSandbox) -> E2bSandbox:
+    async def awake(self, e2b_sandbox: E2bSandbox) -> E2bSandbox:
         """The same sandbox, running: access to a paused one resumes it.
 
         Raises SandboxPaused if it was not created with automatic resume.
         """
-        return self.of(await resident.handle.running()) if resident.is_paused else resident
+        return self.of(await e2b_sandbox.handle.running()) if e2b_sandbox.is_paused else e2b_sandbox
 
     async def by_signature(
         self, given: str, path: str, operation: FileOperation, user: str, expiration: int | None
@@ -246,7 +246,7 @@ class E2bSandboxes:
 
 def e2b_sandbox_of(request: Request) -> E2bSandbox:
     """The sandbox of a request for one of its ports: set by the dialect before the port's handlers run."""
-    found: E2bSandbox = request.scope["state"]["resident"]
+    found: E2bSandbox = request.scope["state"]["e2b_sandbox"]
     return found
 
 

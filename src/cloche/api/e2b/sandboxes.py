@@ -156,11 +156,11 @@ class ControlPauses:
     def _encode_fork_result(self, fork: Sandbox | errors.ClocheError) -> Json:
         """One of the requested forks, or the error that prevented it."""
         if isinstance(fork, Sandbox):
-            return {"sandbox": encode_created_sandbox(self._api.residents.of(fork), self._api.domain)}
+            return {"sandbox": encode_created_sandbox(self._api.registry.of(fork), self._api.domain)}
         return {"error": error_body(status_of(fork), str(fork))}
 
     def _connected_response(self, sandbox: Sandbox, status: int) -> Response:
-        return json_reply(encode_created_sandbox(self._api.residents.of(sandbox), self._api.domain), status)
+        return json_reply(encode_created_sandbox(self._api.registry.of(sandbox), self._api.domain), status)
 
 
 # Metrics and lifecycle logs of sandboxes.
@@ -237,10 +237,10 @@ class ControlReports:
     async def _find_running_sandbox(self, id: str, owner: str) -> Sandbox | None:
         """The sandbox if it runs. None also for a paused one: metrics never resume a sandbox."""
         try:
-            resident = await self._api.residents.find(id, owner)
+            e2b_sandbox = await self._api.registry.find(id, owner)
         except (errors.NotFound, errors.Gone):
             return None
-        return None if resident.is_paused else resident.sandbox
+        return None if e2b_sandbox.is_paused else e2b_sandbox.sandbox
 
 
 def _matches_log_query(entry: Json, query: Mapping[str, str]) -> bool:
@@ -349,8 +349,8 @@ class ControlSandboxes:
         key = request.headers.get("idempotency-key")
         asked = b"%d:%s" % (version, body)
         making = make() if key is None else self._repeats.create_once(owner, key, asked, make)
-        resident = await create_unless_disconnected(request, self._api.engine, making)
-        return json_reply(encode_created_sandbox(resident, self._api.domain), 201)
+        e2b_sandbox = await create_unless_disconnected(request, self._api.engine, making)
+        return json_reply(encode_created_sandbox(e2b_sandbox, self._api.domain), 201)
 
     async def get(self, request: Request) -> Response:
         return json_reply(encode_sandbox_detail(await self._api.e2b_sandbox(request), self._api.domain))
@@ -397,7 +397,7 @@ class ControlSandboxes:
             notes=_notes_for_request(wanted, built),
             volumes=wanted.volumes,
         )
-        return self._api.residents.of(await self._api.engine.create(spec, id=id))
+        return self._api.registry.of(await self._api.engine.create(spec, id=id))
 
     async def _find_template(self, ref: str, owner: str) -> Template:
         """Finds a template, also that of a snapshot of this owner."""

@@ -271,33 +271,33 @@ CLIENT_ID = "cloche"
 Json = dict[str, Any]
 
 
-def encode_created_sandbox(resident: E2bSandbox, domain: str) -> Json:
+def encode_created_sandbox(e2b_sandbox: E2bSandbox, domain: str) -> Json:
     """The response to a creation or a connection."""
     return {
-        **_encode_sandbox_identity(resident.info),
-        "envdAccessToken": resident.access_token,
-        "trafficAccessToken": resident.traffic_token,
+        **_encode_sandbox_identity(e2b_sandbox.info),
+        "envdAccessToken": e2b_sandbox.access_token,
+        "trafficAccessToken": e2b_sandbox.traffic_token,
         "domain": domain or None,
     }
 
 
-def encode_sandbox_detail(resident: E2bSandbox, domain: str) -> Json:
-    info = resident.info
+def encode_sandbox_detail(e2b_sandbox: E2bSandbox, domain: str) -> Json:
+    info = e2b_sandbox.info
     return {
         **encode_listed_sandbox(info),
-        "envdAccessToken": resident.access_token,
+        "envdAccessToken": e2b_sandbox.access_token,
         "domain": domain or None,
         "lifecycle": {"autoResume": info.auto_resume, "onTimeout": info.on_deadline},
-        **({} if resident.is_paused else _encode_sandbox_network(resident)),
+        **({} if e2b_sandbox.is_paused else _encode_sandbox_network(e2b_sandbox)),
         **({} if info.pause_memory is None else {"pauseMode": "full" if info.pause_memory else "filesystem"}),
     }
 
 
-def _encode_sandbox_network(resident: E2bSandbox) -> Json:
+def _encode_sandbox_network(e2b_sandbox: E2bSandbox) -> Json:
     """The network of a running sandbox: of a paused one only the data to recreate it is known."""
-    policy = resident.sandbox.network.policy
-    mask = {} if resident.host_mask is None else {"maskRequestHost": resident.host_mask}
-    network = {"allowPublicTraffic": resident.public_traffic, **mask, **encode_policy(policy)}
+    policy = e2b_sandbox.sandbox.network.policy
+    mask = {} if e2b_sandbox.host_mask is None else {"maskRequestHost": e2b_sandbox.host_mask}
+    network = {"allowPublicTraffic": e2b_sandbox.public_traffic, **mask, **encode_policy(policy)}
     return {"allowInternetAccess": allows_internet(policy), "network": network}
 
 

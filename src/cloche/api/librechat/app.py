@@ -22,13 +22,13 @@ LIBRECHAT_PREFIXES = ("/librechat/v1", "/librechat")
 class LibreChatApi:
     """Serves requests under `/librechat/v1`, and under `/librechat` for clients configured without `/v1`."""
 
-    def __init__(self, engine: Engine, shelf: GatewayStore, gatekeeper: Gatekeeper, config: Config, secret: bytes):
-        api = LibreChatContext(engine, shelf, gatekeeper, config, secret)
-        workshop = ProgramRunner(api)
+    def __init__(self, engine: Engine, store: GatewayStore, gatekeeper: Gatekeeper, config: Config, secret: bytes):
+        api = LibreChatContext(engine, store, gatekeeper, config, secret)
+        runner = ProgramRunner(api)
         routes = [
             api.route("GET", "/health", _health_reply),
-            *exec.execution_routes(api, workshop),
-            *tool_calls.programmatic_routes(api, workshop),
+            *exec.execution_routes(api, runner),
+            *tool_calls.programmatic_routes(api, runner),
             *files.file_routes(api),
         ]
         self._router = DialectRouter(routes, _missing_reply)

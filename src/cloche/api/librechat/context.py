@@ -27,18 +27,18 @@ class LibreChatContext(DialectContext):
 
     max_body_bytes = 50 * MIB
 
-    def __init__(self, engine: Engine, shelf: GatewayStore, gatekeeper: Gatekeeper, config: Config, secret: bytes):
+    def __init__(self, engine: Engine, store: GatewayStore, gatekeeper: Gatekeeper, config: Config, secret: bytes):
         super().__init__(engine, gatekeeper, config)
-        self.shelf = shelf
+        self.store = store
         self.settings = config.librechat
         self.secret = secret
         self.room = RequestMemory(REQUEST_MEMORY_BYTES)
-        self._doorkeeper = LibreChatAuth(gatekeeper, config.librechat.jwt)
-        self._pace = ProgramRateLimit(config.librechat.exec_per_minute)
+        self._auth = LibreChatAuth(gatekeeper, config.librechat.jwt)
+        self._rate_limit = ProgramRateLimit(config.librechat.exec_per_minute)
 
     def caller(self, request: Request) -> LibreChatCaller:
         """Raises Unauthenticated, Forbidden or LibreChatRefusal."""
-        return self._doorkeeper.caller(request)
+        return self._auth.caller(request)
 
     def starter(self, request: Request) -> LibreChatCaller:
         """The caller of a request that starts a program, which is counted.
@@ -46,7 +46,7 @@ class LibreChatContext(DialectContext):
         Raises as `caller` does, and LibreChatRefusal (429) over the rate limit.
         """
         caller = self.caller(request)
-        self._pace.take(caller)
+        self._rate_limit.take(caller)
         return caller
 
     async def counted_body(self, request: Request, share: RequestMemoryShare) -> bytes:

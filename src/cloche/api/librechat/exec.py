@@ -49,8 +49,8 @@ class ProgramRunner:
     def __init__(self, api: LibreChatContext):
         self._engine = api.engine
         self._config = api.settings
-        self._inputs = ProgramInputs(api.shelf.code_files, api.settings.max_files)
-        self._outputs = ProgramOutputs(api.shelf.code_files, api.settings)
+        self._inputs = ProgramInputs(api.store.code_files, api.settings.max_files)
+        self._outputs = ProgramOutputs(api.store.code_files, api.settings)
         self._sessions = CodeSessions(api, self._inputs, self._outputs)
         self._available = AvailableLanguages(self._probe_sandbox)
         self._ending: set[asyncio.Task[None]] = set()
@@ -165,14 +165,14 @@ def program_outcome(program: OutputCapture, wall_seconds: float) -> ProgramOutco
     return ProgramOutcome(exited=program.exited, stdout=stdout, stderr=stderr, usage=usage)
 
 
-def execution_routes(api: LibreChatContext, workshop: ProgramRunner) -> list[Route]:
-    return [api.route("POST", "/exec", ExecHandler(api, workshop).execute)]
+def execution_routes(api: LibreChatContext, runner: ProgramRunner) -> list[Route]:
+    return [api.route("POST", "/exec", ExecHandler(api, runner).execute)]
 
 
 class ExecHandler:
-    def __init__(self, api: LibreChatContext, workshop: ProgramRunner):
+    def __init__(self, api: LibreChatContext, runner: ProgramRunner):
         self._api = api
-        self._workshop = workshop
+        self._runner = runner
         self._turns = ProgramQueue()
 
     async def execute(self, request: Request) -> Response:
@@ -185,4 +185,4 @@ class ExecHandler:
     ) -> Json:
         asked = decode_exec(await self._api.counted_body(request, share))
         share.settle(asked.bytes)
-        return await run_unless_disconnected(request, self._workshop.run_request(caller, asked, ticket.turn()))
+        return await run_unless_disconnected(request, self._runner.run_request(caller, asked, ticket.turn()))

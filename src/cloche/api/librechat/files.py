@@ -157,7 +157,7 @@ class LibreChatUpload:
         self.failed: list[FailedUpload] = []
         self.failures = 0
         self.too_many = False
-        self._files = api.shelf.code_files
+        self._files = api.store.code_files
         self._config = api.settings
         self._caller = caller
         self._room = arriving.new_reservation(caller)
@@ -393,7 +393,7 @@ def file_routes(api: LibreChatContext) -> list[Route]:
 class LibreChatFiles:
     def __init__(self, api: LibreChatContext):
         self._api = api
-        self._files = api.shelf.code_files
+        self._files = api.store.code_files
         self._arriving = IncomingUploads(self._files)
         self._deleted = _RecentDeletions()
 

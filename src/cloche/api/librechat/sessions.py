@@ -164,8 +164,8 @@ class CodeSessions:
     def __init__(self, api: LibreChatContext, inputs: ProgramInputs, outputs: ProgramOutputs):
         self._engine = api.engine
         self._config = api.settings
-        self._files = api.shelf.code_files
-        self._workspaces = api.shelf.code_sessions
+        self._files = api.store.code_files
+        self._workspaces = api.store.code_sessions
         self._inputs = inputs
         self._outputs = outputs
         self._sessions: dict[str, CodeSession] = {}

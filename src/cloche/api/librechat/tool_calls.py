@@ -145,8 +145,8 @@ PARTIAL_BYTES = 32 << 10  # of each stream that a client is told in a round; all
 _EXEC_FIELDS = ("code", "signal", "message", "status")  # what /exec says, and is said in other words here
 
 
-def programmatic_routes(api: LibreChatContext, workshop: ProgramRunner) -> list[Route]:
-    programs = ProgrammaticHandler(api, workshop)
+def programmatic_routes(api: LibreChatContext, runner: ProgramRunner) -> list[Route]:
+    programs = ProgrammaticHandler(api, runner)
     return [
         api.route("POST", "/exec/programmatic", programs.execute),
         api.route("POST", "/exec/programmatic/cancel", programs.cancel),
@@ -154,9 +154,9 @@ def programmatic_routes(api: LibreChatContext, workshop: ProgramRunner) -> list[
 
 
 class ProgrammaticHandler:
-    def __init__(self, api: LibreChatContext, workshop: ProgramRunner):
+    def __init__(self, api: LibreChatContext, runner: ProgramRunner):
         self._api = api
-        self._workshop = workshop
+        self._runner = runner
         self._dialogues = ToolDialogues(ContinuationTokens(api.secret), api.settings.tool_wait_seconds)
         api.engine.housing.admission.shut_out.hear(self._dialogues.end_all)
         self._cancelling = RequestCancellations()
@@ -204,7 +204,7 @@ class ProgrammaticHandler:
 
     async def _run_dialogue(self, caller: LibreChatCaller, program: ToolProgram, dialogue: ToolDialogue) -> Json:
         """Runs a program from start to end. Returns the final answer of its dialogue."""
-        async with self._workshop.place(caller, program.asked, dialogue.session_id) as place:
+        async with self._runner.place(caller, program.asked, dialogue.session_id) as place:
             killed_before = place.sandbox.oom_kills()
             outcome = await self._run_program(place, program, dialogue)
             if place.sandbox.oom_kills() > killed_before:
@@ -212,7 +212,7 @@ class ProgrammaticHandler:
             return final_answer(place.answer(outcome, await place.collect()), outcome)
 
     async def _run_program(self, place: ProgramSandbox, program: ToolProgram, dialogue: ToolDialogue) -> ProgramOutcome:
-        language, bounds = language_of(program.asked.lang), self._workshop.bounds(program.asked)
+        language, bounds = language_of(program.asked.lang), self._runner.bounds(program.asked)
         assert language is not None
         began_at, tools, max_calls = time.monotonic(), place.sandbox.tools, self._api.settings.max_tool_calls
         patience = self._api.settings.tool_wait_seconds + bounds.seconds + SPARE_SECONDS

@@ -34,9 +34,9 @@ class OpenSandboxContext(DialectContext):
 
     max_body_bytes = 4 * MIB
 
-    def __init__(self, engine: Engine, gatekeeper: Gatekeeper, known: SandboxStates, config: Config):
+    def __init__(self, engine: Engine, gatekeeper: Gatekeeper, states: SandboxStates, config: Config):
         super().__init__(engine, gatekeeper, config)
-        self.known = known
+        self.states = states
         self.public_url = config.server.public_url
         self.max_seconds = config.lifetime.max_seconds
 
@@ -44,7 +44,7 @@ class OpenSandboxContext(DialectContext):
         """The running sandbox in the path, by its own token. Raises Unauthenticated, SandboxNotFound, Gone."""
         id, port = self.sandbox_id(request), PLANE_PORTS[plane]
         header = TOKEN_HEADERS_BY_PORT[port]
-        if not secrets_match(request.headers.get(header), self.known.token(id, plane)):
+        if not secrets_match(request.headers.get(header), self.states.token(id, plane)):
             raise errors.Unauthenticated(
                 f"{header} is missing or wrong: GET /sandboxes/ID/endpoints/{port} has it in `headers`"
             )

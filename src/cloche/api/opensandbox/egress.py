@@ -182,16 +182,16 @@ class CredentialVaults:
         return await self._api.body(request)
 
     async def _require_request_vault(self, request: Request) -> CredentialVault:
-        return _require_vault(self._api.known.of((await self._egress.enter(request)).id).vault)
+        return _require_vault(self._api.states.of((await self._egress.enter(request)).id).vault)
 
     async def _change_vault(self, request: Request, change: VaultChange) -> CredentialVault | None:
         sandbox = await self._egress.enter(request)
         async with self._egress.lock(sandbox):
-            known = self._api.known.of(sandbox.id)
-            vault = change(known.vault)
-            policy = vaults.replace_vault_secrets(sandbox.network.policy, known.vault, vault)
+            state = self._api.states.of(sandbox.id)
+            vault = change(state.vault)
+            policy = vaults.replace_vault_secrets(sandbox.network.policy, state.vault, vault)
             await self._api.engine.networks.replace(sandbox, policy)
-            known.vault = vault
+            state.vault = vault
             return vault
 
 

@@ -197,12 +197,12 @@ class Execd:
         return Response()
 
     async def run(self, request: Request) -> Response:
-        sandbox, known = await self._enter_with_token(request)
+        sandbox, state = await self._enter_with_token(request)
         asked = decode_code_request(await read_whole_body(request))
         context = _context_for_request(sandbox, asked)
-        known.use(context)
+        state.use(context)
         return event_stream(
-            _stream_execution_frames(context.execute(asked.code), context, known),
+            _stream_execution_frames(context.execute(asked.code), context, state),
             at_once=True,
             quiet_seconds=SSE_PING_SECONDS,
             keepalive=lambda: encode_ping_frame(_current_time_ms()),
@@ -210,8 +210,8 @@ class Execd:
         )
 
     async def interrupt(self, request: Request) -> Response:
-        sandbox, known = await self._enter_with_token(request)
-        known.interrupt(sandbox.context(_require_query_parameter(request, "id")))
+        sandbox, state = await self._enter_with_token(request)
+        state.interrupt(sandbox.context(_require_query_parameter(request, "id")))
         return Response()
 
     async def create_context(self, request: Request) -> Response:
@@ -221,8 +221,8 @@ class Execd:
         return json_reply(encode_context(context))
 
     async def list_contexts(self, request: Request) -> Response:
-        sandbox, known = await self._enter_with_token(request)
-        found = _listed_contexts(sandbox, known, request.query_params.get("language"))
+        sandbox, state = await self._enter_with_token(request)
+        found = _listed_contexts(sandbox, state, request.query_params.get("language"))
         return json_reply([encode_context(each) for each in found])
 
     async def get_context(self, request: Request) -> Response:
@@ -230,14 +230,14 @@ class Execd:
         return json_reply(encode_context(sandbox.context(request.path_params["context"])))
 
     async def remove_context(self, request: Request) -> Response:
-        sandbox, known = await self._enter_with_token(request)
-        _remove_context(sandbox, known, sandbox.context(request.path_params["context"]))
+        sandbox, state = await self._enter_with_token(request)
+        _remove_context(sandbox, state, sandbox.context(request.path_params["context"]))
         return Response()
 
     async def remove_contexts(self, request: Request) -> Response:
-        sandbox, known = await self._enter_with_token(request)
-        for context in _listed_contexts(sandbox, known, _require_query_parameter(request, "language")):
-            _remove_context(sandbox, known, context)
+        sandbox, state = await self._enter_with_token(request)
+        for context in _listed_contexts(sandbox, state, _require_query_parameter(request, "language")):
+            _remove_context(sandbox, state, context)
         return Response()
 
     async def _enter_with_token(self, request: Request) -> tuple[Sandbox, SandboxState]:
@@ -246,26 +246,26 @@ class Execd:
         charge_sandbox_owner(request.scope, sandbox)
         if renew_seconds := stored_request_of(sandbox.record.spec.notes).renew_seconds:
             sandbox.extend(renew_seconds)
-        return sandbox, self._api.known.of(sandbox.id)
+        return sandbox, self._api.states.of(sandbox.id)
 
 
 async def _stream_execution_frames(
-    execution: Execution, context: Context, known: SandboxState
+    execution: Execution, context: Context, state: SandboxState
 ) -> AsyncGenerator[bytes, None]:
     """The response frames. Closing the generator interrupts the program."""
     frames = ExecutionFrameEncoder()
-    known.wait(execution, context)
+    state.wait(execution, context)
     try:
         yield encode_init_frame(context.id, _current_time_ms())
         async with execution:
-            known.begin(execution)
+            state.begin(execution)
             while events := await execution.next_events():
                 if encoded := frames.encode(events, _current_time_ms()):
                     yield encoded
     except errors.ClocheError as error:  # no kernel could be started: the headers are out, so it is said here
         yield encode_frame(error_fields(type(error).__name__, str(error)), _current_time_ms())
     finally:
-        known.leave(execution)
+        state.leave(execution)
 
 
 def _context_for_request(sandbox: Sandbox, asked: ExecdCodeRequest) -> Context:
@@ -275,14 +275,14 @@ def _context_for_request(sandbox: Sandbox, asked: ExecdCodeRequest) -> Context:
     return sandbox.default_context(asked.language)
 
 
-def _listed_contexts(sandbox: Sandbox, known: SandboxState, language: str | None) -> list[Context]:
-    found = [each for each in sandbox.contexts if known.lists(each)]
+def _listed_contexts(sandbox: Sandbox, state: SandboxState, language: str | None) -> list[Context]:
+    found = [each for each in sandbox.contexts if state.lists(each)]
     return [each for each in found if not language or each.language == language.lower()]
 
 
-def _remove_context(sandbox: Sandbox, known: SandboxState, context: Context) -> None:
+def _remove_context(sandbox: Sandbox, state: SandboxState, context: Context) -> None:
     sandbox.remove_context(context.id)
-    known.forget(context)
+    state.forget(context)
 
 
 def _require_query_parameter(request: Request, name: str) -> str:

@@ -84,7 +84,7 @@ class Lifecycle:
         if "expires" in request.query_params:
             raise NotSupported("expires: this server signs no endpoints; the token in the answer's headers opens it")
         place = wire.public_address_of(self._api.public_url, request.headers.get("host", ""))
-        token = self._api.known.token(sandbox.id, "execd" if port == wire.EXECD_PORT else "egress")
+        token = self._api.states.token(sandbox.id, "execd" if port == wire.EXECD_PORT else "egress")
         return json_reply(wire.encode_endpoint(sandbox.id, port, token, place))
 
     async def _create_sandbox(self, owner: str, wanted: wire.OpenSandboxCreateRequest) -> Sandbox:
