@@ -354,12 +354,12 @@ def has_client_disconnected(request: Request) -> bool:
     Polls the server once, without waiting. Starlette's `is_disconnected` starts a wait and cancels it, which
     takes longer than the rest of a handler.
     """
-    saying = request.receive()
+    receiving = request.receive()
     try:
-        saying.send(None)  # type: ignore[attr-defined]  # servers give coroutines
-    except StopIteration as said:
-        return bool(said.value["type"] == "http.disconnect")
-    saying.close()  # type: ignore[attr-defined]  # as above
+        receiving.send(None)  # type: ignore[attr-defined]  # servers give coroutines
+    except StopIteration as stopped:
+        return bool(stopped.value["type"] == "http.disconnect")
+    receiving.close()  # type: ignore[attr-defined]  # as above
     return False
 
 

@@ -183,9 +183,9 @@ BODY_MESSAGES = frozenset({"http.response.body", "websocket.http.response.body"}
 class RequestTracker:
     """Counts and logs requests, and adds the request id and the rate-limit headers to every response."""
 
-    def __init__(self, witness: RequestAudit | None = None, rates: RateLimitHeaders | None = None) -> None:
+    def __init__(self, audit: RequestAudit | None = None, rates: RateLimitHeaders | None = None) -> None:
         self._rates = rates
-        self._witness = witness
+        self._audit = audit
         self._answering: dict[asyncio.Task[Any] | None, Scope] = {}
         self._cut: set[asyncio.Task[Any] | None] = set()  # of those, what was cut off
         self.requests: Counter[tuple[str, int]] = Counter()  # by dialect and status
@@ -248,8 +248,8 @@ class RequestTracker:
         self.requests[dialect, answer.status] += 1
         self.seconds[dialect].observe(seconds)
         route = route_template_of(scope)
-        if self._witness is not None:
-            self._witness.ended(dialect, scope, route, answer.status)
+        if self._audit is not None:
+            self._audit.ended(dialect, scope, route, answer.status)
         log.info(
             "request.ended",
             method=scope.get("method", "WEBSOCKET"),

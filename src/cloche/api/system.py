@@ -22,7 +22,7 @@ from cloche.api.http import status_of
 from cloche.api.requests import RequestTracker
 from cloche.engine.engine import Engine
 from cloche.engine.operations.health import Health
-from cloche.gateway.gateway import GatewayCounters as GatewayTally
+from cloche.gateway.gateway import GatewayCounters
 from cloche.telemetry import Histogram
 
 
@@ -46,7 +46,7 @@ class SystemApi:
     def __init__(
         self,
         engine: Engine,
-        gateway: GatewayTally,
+        gateway: GatewayCounters,
         health: Health,
         traffic: RequestTracker,
         gatekeeper: Gatekeeper,
@@ -103,7 +103,7 @@ def error_reply(error: errors.ClocheError) -> Response:
 class _MetricsCollector(Collector):
     """Reads the numbers at scrape time. Labels are fixed words, never user input."""
 
-    def __init__(self, engine: Engine, gateway: GatewayTally, health: Health, traffic: RequestTracker):
+    def __init__(self, engine: Engine, gateway: GatewayCounters, health: Health, traffic: RequestTracker):
         self._engine = engine
         self._gateway = gateway
         self._health = health

@@ -64,7 +64,7 @@ def _message_types_of(operations: Iterable[Operation]) -> list[Any]:
 
 
 def _describe_operation(operation: Operation, schemas: _ComponentSchemas) -> dict[str, Any]:
-    told_: dict[str, Any] = {
+    described: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": operation.id,
         "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
@@ -74,8 +74,8 @@ def _describe_operation(operation: Operation, schemas: _ComponentSchemas) -> dic
         },
     }
     if operation.body is not None:
-        told_["requestBody"] = {"required": True, "content": _body_content(operation.body, schemas)}
-    return told_
+        described["requestBody"] = {"required": True, "content": _body_content(operation.body, schemas)}
+    return described
 
 
 def _describe_socket_operation(socket: SocketOperation, schemas: _ComponentSchemas) -> dict[str, Any]:

@@ -342,10 +342,10 @@ def _history_operations(api: NativeContext) -> list[Operation]:
 
 def _network_operations(api: NativeContext) -> list[Operation]:
     here, network = NativeNetwork(api), "/sandboxes/{id}/network"
-    asked, told_ = requests.SetNetworkRequest, responses.NetworkInfo
+    body, info = requests.SetNetworkRequest, responses.NetworkInfo
     return [
-        Operation("Network.get", "GET", network, here.get, "What it may reach.", answer=told_),
-        Operation("Network.replace", "PUT", network, here.replace, "Replace that, while it runs.", asked, answer=told_),
+        Operation("Network.get", "GET", network, here.get, "What it may reach.", answer=info),
+        Operation("Network.replace", "PUT", network, here.replace, "Replace that, while it runs.", body, answer=info),
         Operation(
             "Network.log",
             "GET",
