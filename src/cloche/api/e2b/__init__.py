@@ -1,15 +1,15 @@
 """E2B's wire protocol: the control plane, envd (port 49983) and the code server (port 49999).
 
 See docs/dialects/e2b.md.
-app.py          the ASGI application: chooses the plane, checks tokens, answers unknown paths, allows CORS
-common.py       responses and errors in E2B's format; the sandbox and port of a request
+
+app.py          the ASGI application: chooses the plane, checks tokens, allows CORS; the routes of the control plane
 context.py      E2bContext, shared by the handlers of the control plane
+replies.py      errors in E2B's format; the sandbox and port of a request
 registry.py     E2bSandboxes: tokens, template alias and creation options of a sandbox; file URL signatures
 sandboxes.py, snapshots.py, volumes.py, templates.py, network.py  the control plane, with *_schema.py
 code.py         the code server
 connect.py      Connect-RPC with JSON
 envd.py         envd over HTTP; filesystem.py and process.py are its Connect services
-unsupported.py  routes that this server does not support
 """
 
 from cloche.api.e2b.app import E2b as E2b

@@ -1,4 +1,4 @@
-"""Responses in E2B's format, and its timestamps."""
+"""Errors in E2B's format, and the sandbox and port that a request is for."""
 
 from __future__ import annotations
 

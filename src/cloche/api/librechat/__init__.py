@@ -1,7 +1,7 @@
 """LibreChat's code API, for all generations of its clients. See docs/dialects/librechat.md.
 
-context.py          the state that all handlers share
-common.py           replies, file names and notes in LibreChat's shapes
+context.py          LibreChatContext, shared by all handlers
+replies.py          errors, file names and notes in LibreChat's shapes
 identity.py         the caller: a key, or a token (jwt.py); limits.py bounds its rate, memory and queue
 request.py          decodes POST /exec and POST /exec/programmatic
 exec.py             POST /exec: runs a program in a sandbox (program_sandbox.py)

@@ -2,14 +2,14 @@
 
 See docs/dialects/opensandbox.md. `OpenSandbox` is the ASGI application.
 
-common.py       responses in OpenSandbox's format
-context.py      OpenSandboxContext, shared by the handlers of the lifecycle API
+app.py          the ASGI application, and the routes that this server does not support
+context.py      OpenSandboxContext, shared by all handlers
+replies.py      error codes and errors in OpenSandbox's format
 registry.py     per-sandbox state: the stored create request, used contexts, tokens
 lifecycle.py    sandboxes, pauses and snapshots; lifecycle_schema.py has its requests and responses
-egress.py       network policies, with network_schema.py
-credentials.py  credentials that the proxy adds to requests, hidden from programs; with credentials_schema.py
+egress.py       network policies (network_schema.py), and credentials that the proxy adds to requests, hidden
+                from programs (credentials_schema.py)
 execd.py        code and contexts inside one sandbox
-unsupported.py  routes that this server does not support
 """
 
 from cloche.api.opensandbox.app import OpenSandbox as OpenSandbox

@@ -1,4 +1,4 @@
-"""Responses in OpenSandbox's format. No field is ever null: its generated clients fail on that."""
+"""Error codes and errors in OpenSandbox's format. No field is ever null: its generated clients fail on that."""
 
 from __future__ import annotations
 
