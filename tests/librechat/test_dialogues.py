@@ -13,6 +13,7 @@ from functools import partial
 import msgspec
 import pytest
 
+from cloche.api.dialect import Json
 from cloche.api.librechat import dialogue as dialogue_module
 from cloche.api.librechat import dialogue as dialogues_module
 from cloche.api.librechat import tool_calls as cancelling_module
@@ -26,7 +27,7 @@ from cloche.api.librechat.dialogue import (
     ToolDialogues,
 )
 from cloche.api.librechat.identity import LibreChatCaller
-from cloche.api.librechat.replies import Json, LibreChatRefusal
+from cloche.api.librechat.replies import LibreChatRefusal
 from cloche.api.librechat.request import SubmittedResult, decode_program, decode_results
 from cloche.api.librechat.tool_calls import RequestCancellations
 from cloche.model import ToolCall

@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 JSON_TYPE = "application/json"
 
+Json = dict[str, Any]  # an object on the wire
+
 
 # The context: what all handlers of a dialect share.
 

@@ -14,7 +14,15 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from cloche import errors
-from cloche.api.dialect import Conflict, NotSupported, decode_json_body, format_timestamp, json_reply, to_microseconds
+from cloche.api.dialect import (
+    Conflict,
+    Json,
+    NotSupported,
+    decode_json_body,
+    format_timestamp,
+    json_reply,
+    to_microseconds,
+)
 from cloche.api.e2b import network
 from cloche.api.e2b.context import E2bContext
 from cloche.api.e2b.registry import (
@@ -31,7 +39,6 @@ from cloche.api.e2b.sandboxes_schema import (
     E2bCreateRequest,
     E2bSandboxQuery,
     ForkSandboxBody,
-    Json,
     PauseSandboxBody,
     RefreshSandboxBody,
     ResumeSandboxBody,

@@ -19,7 +19,7 @@ from urllib.parse import unquote_plus
 import msgspec
 
 from cloche import errors
-from cloche.api.dialect import NotSupported, decode_json_body, format_timestamp, to_microseconds
+from cloche.api.dialect import Json, NotSupported, decode_json_body, format_timestamp, to_microseconds
 from cloche.api.e2b.network_schema import (
     E2bEgressRequest,
     E2bNetworkBody,
@@ -267,8 +267,6 @@ def decode_page_token(token: str) -> Position:
 
 ENVD_VERSION = "0.6.13"  # what it promises decides which of their features clients use
 CLIENT_ID = "cloche"
-
-Json = dict[str, Any]
 
 
 def encode_created_sandbox(e2b_sandbox: E2bSandbox, domain: str) -> Json:

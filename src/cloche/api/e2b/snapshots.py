@@ -11,12 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from cloche.api.dialect import NotSupported, decode_json_body, json_reply, to_microseconds
+from cloche.api.dialect import Json, NotSupported, decode_json_body, json_reply, to_microseconds
 from cloche.api.e2b.context import E2bContext
 from cloche.api.e2b.replies import strip_client_id
 from cloche.api.e2b.sandboxes_schema import (
     MAX_PAGE_SIZE,
-    Json,
     Position,
     decode_page_token,
     encode_page_token,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cloche import errors
-from cloche.api.dialect import NotSupported, decode_json_body, format_timestamp
-from cloche.api.e2b.sandboxes_schema import ENVD_VERSION, Json, encode_size_limits, parse_whole_number
+from cloche.api.dialect import Json, NotSupported, decode_json_body, format_timestamp
+from cloche.api.e2b.sandboxes_schema import ENVD_VERSION, encode_size_limits, parse_whole_number
 from cloche.engine.builds.build import MAX_PATH_BYTES, BuildPlan, BuildStep, StepKind
 from cloche.model import MAX_STRING_BYTES, MIB, Limits, Struct
 from cloche.store.builds import BuildLogEntry, BuiltTemplate, TemplateBuild, TemplateTag

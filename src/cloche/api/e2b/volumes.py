@@ -6,7 +6,6 @@ import posixpath
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.auth import derive_sandbox_token, secrets_match
-from cloche.api.dialect import decode_json_body, dialect_route, format_timestamp, json_reply
+from cloche.api.dialect import Json, decode_json_body, dialect_route, format_timestamp, json_reply
 from cloche.api.e2b.context import E2bContext
 from cloche.api.e2b.envd import BYTES_TYPE, buffer_small_content
 from cloche.api.e2b.replies import is_worth_retrying
@@ -32,8 +31,6 @@ MAX_ID = 4094  # of a user or group: so many a sandbox has
 MAX_DEPTH = 64
 _KINDS = {"other": "unknown"}
 _IDS = {"root": 0, "user": 1000, "nobody": 65534, "nogroup": 65534}
-
-Json = dict[str, Any]
 
 
 class CreateVolumeBody(Struct):

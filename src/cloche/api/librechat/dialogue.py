@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cloche import errors
+from cloche.api.dialect import Json
 from cloche.api.http import raise_location_of
 from cloche.api.librechat.continuation import Continuation, ContinuationTokens, program_not_found, results_expired
 from cloche.api.librechat.identity import LibreChatCaller
-from cloche.api.librechat.replies import Json, LibreChatRefusal, new_code_id
+from cloche.api.librechat.replies import LibreChatRefusal, new_code_id
 from cloche.api.librechat.request import SubmittedResult, results_problem
 from cloche.model import ToolCall, ToolResult
 from cloche.telemetry import log

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.dialect import json_reply
+from cloche.api.dialect import Json, json_reply
 from cloche.api.http import run_unless_disconnected
 from cloche.api.librechat import outcome, programs
 from cloche.api.librechat.context import LibreChatContext
@@ -31,7 +31,7 @@ from cloche.api.librechat.programs import (
     missing_language,
     running_program,
 )
-from cloche.api.librechat.replies import Json, ProgramNotes, new_code_id
+from cloche.api.librechat.replies import ProgramNotes, new_code_id
 from cloche.api.librechat.request import ExecRequest, decode_exec
 from cloche.api.librechat.sessions import SPARE_SECONDS, CodeSessions
 from cloche.engine.commands.jobs import OutputCapture

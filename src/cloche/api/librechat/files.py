@@ -15,13 +15,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.dialect import json_reply
+from cloche.api.dialect import Json, json_reply
 from cloche.api.encoding import format_last_modified
 from cloche.api.http import DropConnection, StreamResponse, read_body_chunks
 from cloche.api.librechat.context import LibreChatContext
 from cloche.api.librechat.identity import LibreChatCaller, reach_of, space_of
 from cloche.api.librechat.replies import (
-    Json,
     LibreChatRefusal,
     check_name,
     content_type_of,

@@ -6,7 +6,8 @@ import signal
 
 import msgspec
 
-from cloche.api.librechat.replies import NOTE_PREFIX, Json, ProgramNotes
+from cloche.api.dialect import Json
+from cloche.api.librechat.replies import NOTE_PREFIX, ProgramNotes
 from cloche.engine.commands.jobs import CapturedStream
 from cloche.events import Exited
 from cloche.model import Struct, Usage

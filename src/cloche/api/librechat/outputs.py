@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import islice
 
 from cloche import errors
+from cloche.api.dialect import Json
 from cloche.api.librechat.identity import LibreChatCaller, own_space
 from cloche.api.librechat.inputs import ProgramInput
 from cloche.api.librechat.replies import (
-    Json,
     ProgramNotes,
     check_name,
     content_type_of,

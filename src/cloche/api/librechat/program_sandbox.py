@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Sequence
 
 from cloche import errors
+from cloche.api.dialect import Json
 from cloche.api.librechat import outcome, outputs
 from cloche.api.librechat.identity import LibreChatCaller
 from cloche.api.librechat.inputs import ProgramInput
 from cloche.api.librechat.outcome import ProgramOutcome
 from cloche.api.librechat.outputs import CollectedOutputs, ProgramOutputs
-from cloche.api.librechat.replies import Json, ProgramNotes
+from cloche.api.librechat.replies import ProgramNotes
 from cloche.engine.sandboxes.sandbox import Sandbox
 
 COLLECT_SECONDS = 120.0  # what is in a sandbox is read by its init, which its programs can keep busy

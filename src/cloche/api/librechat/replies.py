@@ -11,13 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from cloche import errors
-from cloche.api.dialect import format_timestamp
+from cloche.api.dialect import Json, format_timestamp
 
 CODE_ID_LENGTH = 21
 RETRY_SECONDS = 5
 _ID_LETTERS = string.ascii_letters + string.digits + "_-"
-
-Json = dict[str, Any]
 
 
 class LibreChatRefusal(errors.ClocheError):

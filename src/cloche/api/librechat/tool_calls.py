@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.dialect import json_reply
+from cloche.api.dialect import Json, json_reply
 from cloche.api.http import read_whole_body, run_unless_disconnected
 from cloche.api.librechat.context import LibreChatContext
 from cloche.api.librechat.continuation import ContinuationTokens
@@ -31,7 +31,7 @@ from cloche.api.librechat.identity import LibreChatCaller
 from cloche.api.librechat.outcome import MEMORY, TIME, ProgramOutcome, mark_out_of_memory
 from cloche.api.librechat.program_sandbox import ProgramSandbox
 from cloche.api.librechat.programs import language_of, running_program
-from cloche.api.librechat.replies import Json, LibreChatRefusal
+from cloche.api.librechat.replies import LibreChatRefusal
 from cloche.api.librechat.request import ToolProgram, decode_object, decode_program, decode_results
 from cloche.api.librechat.sessions import SPARE_SECONDS
 from cloche.engine.commands.jobs import CapturedStream, OutputCapture

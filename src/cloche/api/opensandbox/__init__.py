@@ -3,8 +3,7 @@
 See docs/dialects/opensandbox.md. `OpenSandbox` is the ASGI application.
 
 app.py          the ASGI application, and the routes that this server does not support
-context.py      OpenSandboxContext, shared by all handlers
-replies.py      error codes and errors in OpenSandbox's format
+context.py      OpenSandboxContext, shared by all handlers; error codes
 registry.py     per-sandbox state: the stored create request, used contexts, tokens
 lifecycle.py    sandboxes, pauses and snapshots; lifecycle_schema.py has its requests and responses
 egress.py       network policies (network_schema.py), and credentials that the proxy adds to requests, hidden

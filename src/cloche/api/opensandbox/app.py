@@ -12,10 +12,9 @@ from cloche.api.auth import Gatekeeper
 from cloche.api.dialect import DialectRouter, NotSupported, dialect_route
 from cloche.api.http import Dialect, Handler, strip_prefix
 from cloche.api.opensandbox import egress, execd, lifecycle
-from cloche.api.opensandbox.context import OpenSandboxContext
+from cloche.api.opensandbox.context import INVALID_PARAMETER, NOT_SUPPORTED, OpenSandboxContext, error_reply
 from cloche.api.opensandbox.execd import EXECD_PATH
 from cloche.api.opensandbox.registry import SandboxStates
-from cloche.api.opensandbox.replies import INVALID_PARAMETER, NOT_SUPPORTED, error_reply
 from cloche.config import Config
 from cloche.engine.engine import Engine
 

@@ -7,24 +7,26 @@ from starlette.responses import Response
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper, key_from_headers, secrets_match
-from cloche.api.dialect import Conflict, DialectContext, NotSupported, UnsupportedField
+from cloche.api.dialect import Conflict, DialectContext, NotSupported, UnsupportedField, json_reply
 from cloche.api.http import status_of
 from cloche.api.opensandbox.lifecycle_schema import EGRESS_PORT, EXECD_PORT, TOKEN_HEADERS_BY_PORT
 from cloche.api.opensandbox.registry import SandboxStates, TokenPlane
-from cloche.api.opensandbox.replies import (
-    BUSY_CODES,
-    CONFLICT,
-    INVALID_PARAMETER,
-    NOT_SUPPORTED,
-    SANDBOX_NOT_FOUND,
-    SNAPSHOT_NOT_FOUND,
-    UNKNOWN_ERROR,
-    error_reply,
-)
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import MIB
+
+# Error codes of the lifecycle API.
+INVALID_PARAMETER = "SANDBOX::INVALID_PARAMETER"
+NOT_SUPPORTED = "SANDBOX::API_NOT_SUPPORTED"
+SANDBOX_NOT_FOUND = "SANDBOX::SANDBOX_NOT_FOUND"
+SNAPSHOT_NOT_FOUND = "SNAPSHOT::SNAPSHOT_NOT_FOUND"
+CONFLICT = "SANDBOX::CONFLICT"
+UNKNOWN_ERROR = "SANDBOX::UNKNOWN_ERROR"
+BUSY_CODES: dict[type[errors.ClocheError], str] = {
+    errors.Busy: "SANDBOX::AT_CAPACITY",
+    errors.QuotaExceeded: "SANDBOX::RATE_LIMITED",
+}
 
 PLANE_PORTS: dict[TokenPlane, int] = {"execd": EXECD_PORT, "egress": EGRESS_PORT}
 
@@ -76,3 +78,8 @@ def _status_and_code_of(error: errors.ClocheError) -> tuple[int, str]:
         case errors.Forbidden():
             return 403, "SANDBOX::FORBIDDEN"
     return status_of(error), BUSY_CODES.get(type(error), UNKNOWN_ERROR)
+
+
+def error_reply(status: int, code: str, message: str) -> Response:
+    """An error in OpenSandbox's format. No field of a response is ever null: generated clients fail on that."""
+    return json_reply({"code": code, "message": message}, status)

@@ -13,8 +13,7 @@ from itertools import combinations
 from typing import TypeVar
 
 from cloche import errors
-from cloche.api.dialect import Conflict, UnsupportedField
-from cloche.api.opensandbox.replies import Json
+from cloche.api.dialect import Conflict, Json, UnsupportedField
 from cloche.model import Struct
 from cloche.network_policy import (
     MAX_SECRET_BYTES,

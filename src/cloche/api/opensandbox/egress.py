@@ -21,10 +21,9 @@ from cloche.api.dialect import Conflict, decode_json_body, dialect_route, json_r
 from cloche.api.http import Dialect, Handler
 from cloche.api.opensandbox import credentials_schema as vaults
 from cloche.api.opensandbox import network_schema as wire
-from cloche.api.opensandbox.context import OpenSandboxContext
+from cloche.api.opensandbox.context import OpenSandboxContext, error_reply
 from cloche.api.opensandbox.credentials_schema import CredentialVault
 from cloche.api.opensandbox.lifecycle_schema import EGRESS_PORT
-from cloche.api.opensandbox.replies import error_reply
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.network_policy import NetworkPolicy
 

@@ -22,10 +22,9 @@ from cloche.api.dialect import (
 )
 from cloche.api.encoding import ascii_json, to_json_value
 from cloche.api.http import Handler, read_whole_body, status_of
-from cloche.api.opensandbox.context import OpenSandboxContext
+from cloche.api.opensandbox.context import OpenSandboxContext, error_reply
 from cloche.api.opensandbox.lifecycle_schema import EXECD_PORT
 from cloche.api.opensandbox.registry import SandboxState, stored_request_of
-from cloche.api.opensandbox.replies import error_reply
 from cloche.api.requests import charge_sandbox_owner
 from cloche.engine.executions.context import Context
 from cloche.engine.executions.execution import Execution

@@ -17,10 +17,9 @@ import msgspec
 from starlette.datastructures import QueryParams
 
 from cloche import errors
-from cloche.api.dialect import UnsupportedField, decode_json_body, format_timestamp
+from cloche.api.dialect import Json, UnsupportedField, decode_json_body, format_timestamp
 from cloche.api.opensandbox.network_schema import OpenSandboxNetworkBody, policy_from_body
 from cloche.api.opensandbox.registry import IDLE_ENTRYPOINT, stored_request_of
-from cloche.api.opensandbox.replies import Json
 from cloche.model import GIB, KIB, MIB, Limits, SandboxInfo, SnapshotInfo, Struct
 from cloche.network_policy import NetworkPolicy
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from cloche import errors
-from cloche.api.opensandbox.replies import Json
+from cloche.api.dialect import Json
 from cloche.model import Struct
 from cloche.network_policy import NetworkPolicy, NetworkRule, RuleAction, parse_pattern
 
