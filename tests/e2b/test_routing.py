@@ -8,7 +8,7 @@ from e2b_code_interpreter import Sandbox
 from tests.conftest import serving
 
 from cloche import errors
-from cloche.api.e2b.replies import is_api_host, is_signed_file_url, port_target_of, strip_e2b_prefix
+from cloche.api.e2b.port_target import is_api_host, is_signed_file_url, port_target_of, strip_e2b_prefix
 
 ID = "i" + "a1" * 10
 NO_SUCH = "i" + "0" * 20

@@ -3,8 +3,8 @@
 See docs/dialects/e2b.md.
 
 app.py          the ASGI application: chooses the plane, checks tokens, allows CORS; the routes of the control plane
-context.py      E2bContext, shared by the handlers of the control plane
-replies.py      errors in E2B's format; the sandbox and port of a request
+context.py      E2bContext, shared by the handlers of the control plane; errors in E2B's format
+port_target.py  the sandbox and port that a request is for
 registry.py     E2bSandboxes: tokens, template alias and creation options of a sandbox; file URL signatures
 sandboxes.py, snapshots.py, volumes.py, templates.py, network.py  the control plane, with *_schema.py
 code.py         the code server

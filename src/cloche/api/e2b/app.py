@@ -15,7 +15,16 @@ from cloche import errors
 from cloche.api.auth import HOST_OWNER_STATE, Gatekeeper
 from cloche.api.dialect import DialectRouter, json_reply
 from cloche.api.e2b import code, envd, network, sandboxes, snapshots, templates, volumes
-from cloche.api.e2b.context import E2bContext
+from cloche.api.e2b.context import SANDBOX_AWAY_ERRORS, E2bContext, error_reply
+from cloche.api.e2b.port_target import (
+    CODE_PORT,
+    ENVD_PORT,
+    PortTarget,
+    is_api_host,
+    is_signed_file_url,
+    port_target_of,
+    strip_e2b_prefix,
+)
 from cloche.api.e2b.registry import (
     E2bSandbox,
     E2bSandboxes,
@@ -24,17 +33,6 @@ from cloche.api.e2b.registry import (
     PortAccess,
     secrets_match,
     sign_file_url,
-)
-from cloche.api.e2b.replies import (
-    CODE_PORT,
-    ENVD_PORT,
-    SANDBOX_AWAY_ERRORS,
-    PortTarget,
-    error_reply,
-    is_api_host,
-    is_signed_file_url,
-    port_target_of,
-    strip_e2b_prefix,
 )
 from cloche.api.http import DialectEndpoint, status_of
 from cloche.api.ports import ForwardedHeaders, PortProxy

@@ -16,8 +16,8 @@ from starlette.routing import BaseRoute, Route
 
 from cloche import errors
 from cloche.api.dialect import InvalidJson, decode_json_object, dialect_route, json_reply
-from cloche.api.e2b.registry import E2bSandboxes, e2b_sandbox_of, sandbox_away_reply
-from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS
+from cloche.api.e2b.context import SANDBOX_AWAY_ERRORS, e2b_sandbox_of, sandbox_away_reply
+from cloche.api.e2b.registry import E2bSandboxes
 from cloche.api.encoding import ascii_json, to_json_value
 from cloche.api.http import DropConnection, Handler, StreamResponse, read_whole_body, status_of
 from cloche.config import Config

@@ -21,8 +21,7 @@ from starlette.routing import BaseRoute
 
 from cloche import errors
 from cloche.api.dialect import dialect_route, json_reply
-from cloche.api.e2b.registry import e2b_sandbox_of
-from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS
+from cloche.api.e2b.context import SANDBOX_AWAY_ERRORS, e2b_sandbox_of
 from cloche.api.http import (
     Dialect,
     Handler,

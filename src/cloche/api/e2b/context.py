@@ -1,15 +1,17 @@
-"""The context of the control plane's handlers: authentication, the requested sandbox, bodies and errors."""
+"""The context of the control plane's handlers; the sandbox of a request for a port, and errors, for all handlers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.dialect import Conflict, DialectContext, NotSupported
+from cloche.api.dialect import Conflict, DialectContext, NotSupported, json_reply
+from cloche.api.e2b.port_target import strip_client_id
 from cloche.api.e2b.registry import E2bSandbox, E2bSandboxes
-from cloche.api.e2b.replies import error_reply, is_worth_retrying, strip_client_id
 from cloche.api.http import status_of
 from cloche.config import Config
 from cloche.engine.engine import Engine
@@ -73,3 +75,39 @@ def _control_status_of(error: errors.ClocheError) -> int:
         case Conflict():
             return 409
     return status_of(error)
+
+
+# For the handlers of a sandbox's own ports too.
+
+SANDBOX_AWAY_ERRORS = (
+    errors.Gone,
+    errors.SandboxPaused,
+)  # of a sandbox that could be used before: to clients it is gone either way
+
+
+def e2b_sandbox_of(request: Request) -> E2bSandbox:
+    """The sandbox of a request for one of its ports: set by the dialect before the port's handlers run."""
+    found: E2bSandbox = request.scope["state"]["e2b_sandbox"]
+    return found
+
+
+def sandbox_away_reply(error: errors.ClocheError, request: Request) -> Response:
+    """The response for a sandbox that has ended or was paused meanwhile. Clients search for "was not found"."""
+    id = e2b_sandbox_of(request).id
+    return json_reply({"sandboxId": id, "message": f"The sandbox was not found: {error}", "code": 502}, 502)
+
+
+def error_reply(status: int, message: str) -> Response:
+    """The control plane's and envd's HTTP errors: JavaScript clients go by `code` in the body."""
+    return json_reply(error_body(status, message), status)
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    return {"code": status, "message": message}
+
+
+def is_worth_retrying(status: int, error: errors.ClocheError) -> bool:
+    """Whether clients may repeat the request: they wait for the time in `Retry-After`."""
+    if status != 429 and status < 500:
+        return True  # they do not anyway
+    return error.retry_after_seconds is not None or isinstance(error, errors.ShuttingDown)

@@ -17,8 +17,8 @@ from cloche import errors
 from cloche.api.dialect import InvalidJson, decode_json, dialect_route, json_reply
 from cloche.api.e2b import connect, filesystem, process
 from cloche.api.e2b import envd_schema as wire
-from cloche.api.e2b.registry import E2bSandboxes, e2b_sandbox_of, sandbox_away_reply
-from cloche.api.e2b.replies import SANDBOX_AWAY_ERRORS, error_reply
+from cloche.api.e2b.context import SANDBOX_AWAY_ERRORS, e2b_sandbox_of, error_reply, sandbox_away_reply
+from cloche.api.e2b.registry import E2bSandboxes
 from cloche.api.encoding import (
     RangeNotSatisfiable,
     RequestedRange,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from cloche import errors
 from cloche.api.dialect import format_timestamp
-from cloche.api.e2b.registry import e2b_sandbox_of
+from cloche.api.e2b.context import e2b_sandbox_of
 from cloche.engine.sandboxes.create import DEFAULT_USER_NOTE
 from cloche.model import FileInfo, FileKind, User
 

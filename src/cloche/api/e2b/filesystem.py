@@ -21,7 +21,7 @@ from cloche.api.e2b.connect import (
     service_routes,
     unary_handler,
 )
-from cloche.api.e2b.registry import e2b_sandbox_of
+from cloche.api.e2b.context import e2b_sandbox_of
 from cloche.api.http import Dialect
 from cloche.engine.sandboxes.files import DirectoryWatch, TooManyWatches
 from cloche.engine.sandboxes.sandbox import Sandbox

@@ -23,8 +23,8 @@ from cloche.api.e2b.connect import (
     service_routes,
     unary_handler,
 )
+from cloche.api.e2b.context import e2b_sandbox_of
 from cloche.api.e2b.envd_schema import calling_user, resolve_user_path
-from cloche.api.e2b.registry import e2b_sandbox_of
 from cloche.api.http import Dialect
 from cloche.engine.commands.jobs import CommandJob, EndedJob, OutputChunk
 from cloche.engine.sandboxes.sandbox import Sandbox

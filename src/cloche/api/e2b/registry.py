@@ -13,13 +13,9 @@ from functools import lru_cache
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from cloche import errors
 from cloche.api.auth import derive_sandbox_token
 from cloche.api.auth import secrets_match as secrets_match
-from cloche.api.dialect import json_reply
 from cloche.api.e2b.network_schema import PORT_VARIABLE
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.handle import SandboxHandle
@@ -242,15 +238,3 @@ class E2bSandboxes:
             if number % SIGNER_CHECKS_PER_TURN == 0:
                 await asyncio.sleep(0)
         return None
-
-
-def e2b_sandbox_of(request: Request) -> E2bSandbox:
-    """The sandbox of a request for one of its ports: set by the dialect before the port's handlers run."""
-    found: E2bSandbox = request.scope["state"]["e2b_sandbox"]
-    return found
-
-
-def sandbox_away_reply(error: errors.ClocheError, request: Request) -> Response:
-    """The response for a sandbox that has ended or was paused meanwhile. Clients search for "was not found"."""
-    id = e2b_sandbox_of(request).id
-    return json_reply({"sandboxId": id, "message": f"The sandbox was not found: {error}", "code": 502}, 502)

@@ -24,7 +24,8 @@ from cloche.api.dialect import (
     to_microseconds,
 )
 from cloche.api.e2b import network
-from cloche.api.e2b.context import E2bContext
+from cloche.api.e2b.context import E2bContext, error_body
+from cloche.api.e2b.port_target import strip_client_id
 from cloche.api.e2b.registry import (
     E2bSandbox,
     encode_sandbox_notes,
@@ -32,7 +33,6 @@ from cloche.api.e2b.registry import (
     template_id_of,
     template_name_of,
 )
-from cloche.api.e2b.replies import error_body, strip_client_id
 from cloche.api.e2b.sandboxes_schema import (
     MAX_REFRESH_SECONDS,
     ConnectSandboxBody,

@@ -29,7 +29,6 @@ from cloche.api.e2b.network_schema import (
     encode_policy,
 )
 from cloche.api.e2b.registry import E2bSandbox, template_alias_of, template_id_of
-from cloche.api.e2b.replies import NO_DEADLINE
 from cloche.engine.operations.metrics import Sample
 from cloche.model import MIB, Limits, OnDeadline, SandboxInfo, Struct, Template
 
@@ -309,6 +308,9 @@ def encode_listed_sandbox(info: SandboxInfo) -> Json:
         "metadata": info.metadata,
         "volumeMounts": [{"name": name, "path": path} for path, name in info.volumes.items()],
     }
+
+
+NO_DEADLINE = "9999-12-31T23:59:59Z"  # the end of a sandbox that has no deadline
 
 
 def _format_end(info: SandboxInfo) -> str:

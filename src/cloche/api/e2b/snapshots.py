@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute
 
 from cloche.api.dialect import Json, NotSupported, decode_json_body, json_reply, to_microseconds
 from cloche.api.e2b.context import E2bContext
-from cloche.api.e2b.replies import strip_client_id
+from cloche.api.e2b.port_target import strip_client_id
 from cloche.api.e2b.sandboxes_schema import (
     MAX_PAGE_SIZE,
     Position,

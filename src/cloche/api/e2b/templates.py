@@ -19,7 +19,7 @@ from cloche.api.e2b import templates_schema as wire
 from cloche.api.e2b.context import E2bContext
 from cloche.api.e2b.network import policy_for_new_sandbox
 from cloche.api.e2b.network_schema import E2bEgressRequest
-from cloche.api.e2b.replies import E2B_PREFIX
+from cloche.api.e2b.port_target import E2B_PREFIX
 from cloche.api.e2b.sandboxes_schema import encode_host_template, encode_host_template_detail, parse_whole_number
 from cloche.api.http import read_body_chunks
 from cloche.config import Config

@@ -15,9 +15,8 @@ from starlette.types import Receive, Scope, Send
 from cloche import errors
 from cloche.api.auth import derive_sandbox_token, secrets_match
 from cloche.api.dialect import Json, decode_json_body, dialect_route, format_timestamp, json_reply
-from cloche.api.e2b.context import E2bContext
+from cloche.api.e2b.context import E2bContext, is_worth_retrying
 from cloche.api.e2b.envd import BYTES_TYPE, buffer_small_content
-from cloche.api.e2b.replies import is_worth_retrying
 from cloche.api.e2b.sandboxes_schema import parse_whole_number
 from cloche.api.http import Handler, StreamResponse, read_body_chunks, status_of
 from cloche.engine.sandboxes.files import SandboxFiles

@@ -1,42 +1,14 @@
-"""Errors in E2B's format, and the sandbox and port that a request is for."""
+"""The sandbox and port that a request is for: by its Host name, by two headers, or by a signature."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import Scope
 
 from cloche import errors
-from cloche.api.dialect import json_reply
 from cloche.model import Struct
-
-SANDBOX_AWAY_ERRORS = (
-    errors.Gone,
-    errors.SandboxPaused,
-)  # of a sandbox that could be used before: to clients it is gone either way
-NO_DEADLINE = "9999-12-31T23:59:59Z"  # the end of a sandbox that has no deadline
-
-
-def error_reply(status: int, message: str) -> Response:
-    """The control plane's and envd's HTTP errors: JavaScript clients go by `code` in the body."""
-    return json_reply(error_body(status, message), status)
-
-
-def error_body(status: int, message: str) -> dict[str, Any]:
-    return {"code": status, "message": message}
-
-
-def is_worth_retrying(status: int, error: errors.ClocheError) -> bool:
-    """Whether clients may repeat the request: they wait for the time in `Retry-After`."""
-    if status != 429 and status < 500:
-        return True  # they do not anyway
-    return error.retry_after_seconds is not None or isinstance(error, errors.ShuttingDown)
-
-
-# The sandbox and port of a request: by its Host name, by two headers, or by a signature.
 
 E2B_PREFIX = "/e2b"
 ENVD_PORT = 49983
