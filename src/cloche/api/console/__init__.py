@@ -24,7 +24,7 @@ from cloche.api.console.context import AdminReadAudit, ConsoleContext, ConsolePa
 from cloche.api.console.login import ConsoleLogin, safe_page_of_url
 from cloche.api.console.security import ConsoleAuth, HardenedSend
 from cloche.api.console.statics import STATIC_PREFIX as STATIC
-from cloche.api.dialect import describe_missing_route, dialect_route
+from cloche.api.dialect import describe_missing_route, dialect_route, json_reply
 from cloche.api.http import DialectEndpoint, Handler, request_id, status_of
 from cloche.protocol import responses
 
@@ -162,7 +162,7 @@ def _htmx_error(error: errors.ClocheError, status: int, request: Request) -> Res
 
 def _json_error(error: errors.ClocheError, status: int, request: Request) -> Response:
     failure = responses.ErrorResponse(error=responses.to_error_info(error, request_id(request)))
-    return Response(responses.encode_json(failure), status, media_type="application/json")
+    return json_reply(failure, status)
 
 
 def _missing_page(error: HTTPException) -> Handler:

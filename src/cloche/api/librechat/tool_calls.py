@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cloche import errors
-from cloche.api.dialect import Json, json_reply
+from cloche.api.dialect import Json, encoded_json_reply, json_reply
 from cloche.api.http import read_whole_body, run_unless_disconnected
 from cloche.api.librechat.context import LibreChatContext
 from cloche.api.librechat.continuation import ContinuationTokens
@@ -175,7 +175,7 @@ class ProgrammaticHandler:
                     self._dialogues.end(dialogue.id)
         if isinstance(said, BaseException):
             raise said.with_traceback(None)  # others are told the same, and each time would add to it
-        return Response(said, media_type="application/json")
+        return encoded_json_reply(said)
 
     async def cancel(self, request: Request) -> Response:
         """For a client that wants no answer any more: the end of the connection alone may mean a bad network."""
