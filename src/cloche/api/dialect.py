@@ -186,11 +186,7 @@ class InvalidJson(errors.InvalidRequest):
 def _describe_flaw(flaw: JsonFlaw, problem: str, path: str) -> str:
     match flaw:
         case "type":
-            return (
-                f"the request's body is not right: {path}: {problem}"
-                if path
-                else (f"the request's body is not right: {problem}")
-            )
+            return f"the request's body is not right: {path + ': ' if path else ''}{problem}"
         case "depth":
             return "the request's body is nested too deeply"
     return f"the request's body is not JSON: {problem}"
