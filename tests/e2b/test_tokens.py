@@ -185,7 +185,7 @@ class Host:
 
     def __init__(self, count: int):
         self.searches = 0
-        self.sandboxes = [SimpleNamespace(id=f"i{number}", notes={}) for number in range(count)]
+        self.sandboxes = [SimpleNamespace(id=f"i{number}", spec=SimpleNamespace(notes={})) for number in range(count)]
 
     def known(self, owner: None) -> list[SimpleNamespace]:
         self.searches += 1

@@ -66,7 +66,7 @@ def test_a_request_whose_sandbox_ends_meanwhile_is_told_so_by_every_plane(plane)
     class Resident:
         id = "i1"
 
-    request = Request({"type": "http", "method": "POST", "headers": [], "state": {"resident": Resident()}})
+    request = Request({"type": "http", "method": "POST", "headers": [], "state": {"e2b_sandbox": Resident()}})
     answer = plane.render_error(errors.SandboxKilled("it was killed"), request)
     assert answer.status_code == 502
     assert answer.body == b'{"sandboxId":"i1","message":"The sandbox was not found: it was killed","code":502}'

@@ -74,7 +74,7 @@ def calling_user(request: Request) -> User:
 def resolve_user_path(path: str, user: User) -> str:
     """The absolute path: `~` is the user's home, to which other paths are relative. Raises InvalidPath."""
     if path.startswith("~") and path[1:2] not in ("", "/"):
-        raise errors.InvalidPath(f"unknown home directory in {path!r}: write the whole path")
+        raise errors.InvalidPath(f"cannot tell whose home is meant by {path!r}: write the whole path")
     if path.startswith("~"):
         path = path[2:]
     return posixpath.normpath(posixpath.join(HOMES[user], path))
