@@ -161,7 +161,7 @@ async def test_a_silent_connection_times_out(opening: Opening, said: bytes) -> N
     answer = await door.say(said)
     assert said[:1] == b"\5" or answer.startswith(b"HTTP/1.1 408 ")
     line = await door.line()
-    assert (line.verdict, line.reason) == ("failed", "it did not say within 0.2 s what it wants")
+    assert (line.verdict, line.reason) == ("failed", "it did not send a whole request within 0.2 s")
 
 
 @pytest.mark.parametrize("said", [b"\x16\x03\x01\x02\x00\x01", b"GET / HT"])
@@ -172,7 +172,7 @@ async def test_nor_inside_of_a_tunnel(opening: Opening, said: bytes) -> None:
         writer.write(said)
         await read_all(reader)
         writer.close()
-        assert (await door.line()).reason == "it did not say within 0.5 s what it wants"
+        assert (await door.line()).reason == "it did not send a whole request within 0.5 s"
         assert server.heard == b""
 
 

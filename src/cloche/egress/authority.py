@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MAX_LEAVES = 64  # of hosts below a wildcard there can be any number
 _HOUR, _DAY = datetime.timedelta(hours=1), datetime.timedelta(days=1)
 _BACKDATED = _HOUR  # clocks differ
-_AUTHORITY_LIFE = 3650 * _DAY  # a sandbox without a deadline lives until somebody closes it
+_AUTHORITY_LIFE = 3650 * _DAY  # a sandbox without a deadline lives until it is closed
 _LEAF_LIFE = 7 * _DAY
 _LEAF_RENEWAL = _DAY  # before its end
 
@@ -94,7 +94,7 @@ def _self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
-    # Told apart by its name: two authorities of one name and different keys confuse clients that keep sessions.
+    # Distinguished by its name: two authorities of one name and different keys confuse clients that keep sessions.
     name = f"Cloche sandbox {os.urandom(8).hex()}"
     authority = _certificate_builder(name, _subject_name(name), key, now, _AUTHORITY_LIFE)
     authority = authority.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -168,7 +168,7 @@ def _server_context(host: str, pem: bytes) -> ssl.SSLContext:
     context.sni_callback = _refuse_other_names(host)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
-    context.num_tickets = 0  # nothing is resumed: every connection is asked for by itself
+    context.num_tickets = 0  # no session is resumed: every connection is checked by itself
     context.set_alpn_protocols(["http/1.1"])
     # OpenSSL reads keys from files only. This one is in no file system, and gone with its descriptor.
     fd = os.memfd_create("leaf", os.MFD_CLOEXEC)

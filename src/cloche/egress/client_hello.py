@@ -12,7 +12,7 @@ from cloche.egress.streams import EgressRefusal
 
 MAX_HELLO_BYTES = 64 << 10
 MAX_RECORD_BYTES = 16 << 10
-MAX_RECORDS = 64  # some divide it, to confuse whoever reads along; thousands of records are nobody's
+MAX_RECORDS = 64  # some clients divide it, to confuse middleboxes; no client sends thousands of records
 
 _CHANGE_CIPHER, _ALERT, _HANDSHAKE, _DATA = 20, 21, 22, 23
 _BETWEEN = (_CHANGE_CIPHER, _ALERT, _HANDSHAKE)  # records that may come before another ClientHello
@@ -81,7 +81,7 @@ async def follow_handshake(
     except IncompleteReadError as error:
         yield held + error.partial  # and it says no more
         return
-    raise BadClientHello("too much follows on the ClientHello before the handshake goes on")
+    raise BadClientHello("too much follows on the ClientHello before the handshake continues")
 
 
 async def _read_second_hello(reader: StreamReader, start: bytes, check: Callable[[ClientHello], None]) -> bytes:
@@ -112,7 +112,7 @@ def looks_like_tls(first: bytes) -> bool:
 
 def _record_length(head: bytes) -> int:
     if not looks_like_tls(head) or head[2] > 4:
-        raise BadClientHello("what was said first is not TLS")
+        raise BadClientHello("the first bytes are not TLS")
     length = int.from_bytes(head[3:5], "big")
     if not 0 < length <= MAX_RECORD_BYTES:
         raise BadClientHello("the TLS handshake has a record of a length that cannot be")

@@ -105,7 +105,7 @@ def _is_address(text: str) -> bool:
 MAX_ADDRESSES = 8  # of one name that are tried
 LOOKUPS_PER_OWNER = (
     RESOLVER_THREADS // 4
-)  # of one owner's sandboxes at once: lookups that never end are nobody else's loss
+)  # of one owner's sandboxes at once: lookups that never end do not block other owners
 
 
 class HostUnreachable(EgressRefusal):
@@ -187,7 +187,7 @@ class Dialler:
             each.release()
         self._lookups.discard(lookup)
         if not lookup.cancelled():
-            lookup.exception()  # somebody has seen it, even where nobody waits any more
+            lookup.exception()  # marks it as retrieved, also if no caller waits any more
 
     async def _connect_first(
         self, visit: EgressConnection, addresses: Sequence[Address], asked: Destination, tls: ssl.SSLContext | None

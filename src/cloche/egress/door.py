@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # One connection of a program to the proxy, and the connections opened for it: when one ends, none stays
 # open.
 
-LEAVE_SECONDS = 5.0  # for what was written last to be taken
+LEAVE_SECONDS = 5.0  # for the last written data to be sent
 LINGER_SECONDS = 1.0
 LINGER_BYTES = 1 << 20
 _RESET = struct.pack("ii", 1, 0)
@@ -39,7 +39,7 @@ class EgressConnection:
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
         self.attempt = ConnectionAttempt(door.journal)
-        self.say_no: streams.RefusalEncoder = streams.http_refusal  # how a refusal is said, where it can be
+        self.say_no: streams.RefusalEncoder = streams.http_refusal  # the encoding of a refusal in the client's protocol
         self._connection = connection
         self._transport: asyncio.Transport | None = None
         self._opened: list[tuple[socket.socket, asyncio.StreamWriter]] = []
@@ -355,4 +355,4 @@ async def request_deadline(visit: EgressConnection) -> AsyncIterator[None]:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise RequestTooSlow(f"it did not say within {seconds:g} s what it wants") from None
+        raise RequestTooSlow(f"it did not send a whole request within {seconds:g} s") from None

@@ -27,7 +27,7 @@ def split_target(target: str) -> tuple[Destination, str]:
     if separator and scheme.lower() == "https":
         raise BadRequest("https:// is not fetched here: use CONNECT, as every client does that knows HTTPS_PROXY")
     if not separator or scheme.lower() != "http":
-        raise BadRequest("what is asked for is neither http://HOST/PATH nor a path of the door's own")
+        raise BadRequest("the request's target is neither http://HOST/PATH nor a path of the proxy itself")
     ends = [at for at in map(rest.find, "/?#") if at >= 0]
     authority, path = rest[: min(ends, default=len(rest))], rest[min(ends, default=len(rest)) :]
     if "@" in authority or "#" in path:

@@ -20,7 +20,7 @@ MAX_CHUNK_LINE = 1024
 MAX_TRAILERS = 100
 CHUNK_BYTES = 64 << 10
 CHUNKS_AT_ONCE = 256
-# Each chunk is work, however small it is: who sends so many at once, of fewer bytes on average, does nothing else.
+# Each chunk is work, however small it is: no normal client sends so many at once, of fewer bytes on average.
 MAX_SMALL_CHUNKS = 1000
 SMALL_CHUNK_BYTES = 16
 
@@ -28,7 +28,7 @@ _TOKEN = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _TARGET = re.compile(rb"[\x21-\x7e]+")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(;[\t\x20-\x7e]*)?\r\n")
-# They are between a program and the proxy, and not for whoever it leads to.
+# They are between a program and the proxy, and are not forwarded.
 HOP_BY_HOP = frozenset(
     "connection keep-alive proxy-connection proxy-authenticate proxy-authorization te trailer upgrade".split()
 )
@@ -295,5 +295,5 @@ async def _skip_trailers(reader: StreamReader, bad: type[EgressRefusal]) -> None
         lines.append(line[:-2])
         left -= len(line)
         if not line.endswith(b"\r\n") or len(lines) > MAX_TRAILERS or left < 0:
-            raise bad("what follows on the last chunk are no trailers")
+            raise bad("after the last chunk come no trailers")
     _parse_headers(lines, bad)

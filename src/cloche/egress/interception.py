@@ -80,7 +80,7 @@ class TlsServerStream:
     ) -> None:
         if self._decrypting is not None:
             self._decrypting.cancel()
-            await asyncio.wait([self._decrypting])  # somebody else may want to read what is left
+            await asyncio.wait([self._decrypting])  # another reader can take the remaining data
         if error is None:
             with contextlib.suppress(ssl.SSLError):  # the other side's word of leave is not waited for
                 self._tls.unwrap()
@@ -94,7 +94,7 @@ class TlsServerStream:
             left = left[self._tls.write(left) :]
         await self._flush_outgoing()
 
-    # -- what a StreamReader needs of its transport
+    # -- the transport interface for a StreamReader
 
     def pause_reading(self) -> None:
         self._room.clear()
@@ -123,7 +123,7 @@ class TlsServerStream:
             while plain := await self._read_plain():
                 self.reader.feed_data(plain)
                 await self._room.wait()
-        except OSError:  # of which ssl.SSLError is one: what came is not from who began
+        except OSError:  # includes ssl.SSLError: the data does not belong to this TLS session
             pass
         self.reader.feed_eof()
 
@@ -141,10 +141,10 @@ class TlsServerStream:
 # Requests of a program to one host that gets secrets, one after the other, and the answers to them.
 
 MAX_REQUESTS = 1000  # of one connection
-KEEP_ALIVE_SECONDS = 2.0  # servers close what is idle, some after 5 s: a request must not meet that
+KEEP_ALIVE_SECONDS = 2.0  # servers close idle connections, some after 5 s: a request must not hit that
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 WEBSOCKET = "websocket"
-# With them frames would be compressed, and nobody could look into them.
+# With them frames would be compressed, and could not be inspected.
 _EXTENSIONS = "sec-websocket-extensions"
 
 
@@ -235,7 +235,7 @@ class InterceptedRequests:
         if head.method in ("TRACE", "CONNECT"):
             raise MethodNotForwarded(f"{head.method} is not passed on to hosts that get secrets")
         if not head.target.startswith("/") and (head.method, head.target) != ("OPTIONS", "*"):
-            raise BadRequest("what is asked of a host that gets secrets begins with /")
+            raise BadRequest("the target of a request to a host with secrets must begin with /")
         forward.check_host(head, self._asked)
         if (head.single_value("expect") or "100-continue").lower() != "100-continue":
             raise forward.UnsupportedExpectation("the only expectation is 100-continue")
@@ -280,7 +280,7 @@ class InterceptedRequests:
             return await self._become_websocket(answer, mask, far)
         length = 0 if head.method == "HEAD" or answer.status in (204, 304) else answer.answer_length
         if length != 0 and any(each.lower() not in ("", "identity") for each in answer.all("content-encoding")):
-            raise BadAnswer(f"{self._asked} answered in an encoding, though asked for none")
+            raise BadAnswer(f"{self._asked} answered in an encoding, though none was requested")
         modern, endless = head.start[2] == "HTTP/1.1", length in (None, UNTIL_CLOSED)
         goes_on = modern and "close" not in _header_words(head, "connection")
         framing = [("transfer-encoding", "chunked")] if modern and endless else []
@@ -323,14 +323,14 @@ class InterceptedRequests:
     async def _become_websocket(self, answer: HttpHead, mask: SecretMask, far: Streams) -> bool:
         """Passes on frames. The server's are inspected: they are neither compressed nor masked."""
         if answer.all(_EXTENSIONS):
-            raise BadAnswer(f"{self._asked} uses extensions of WebSockets that were not asked for")
+            raise BadAnswer(f"{self._asked} uses extensions of WebSockets that were not requested")
         await self._pass_on_head(answer, mask, [("connection", "Upgrade"), ("upgrade", WEBSOCKET)])
         down = self._pass_on_frames(far[0], mask)
         async with _run_together(copy_stream(self._end.reader, far[1], self._meter.count_sent), down) as both:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
                 each.result()
-        return False  # who ends, ends both: half of a WebSocket is none
+        return False  # the end of one direction ends both: a WebSocket cannot be half-open
 
     async def _pass_on_frames(self, reader: asyncio.StreamReader, mask: SecretMask) -> None:
         try:
@@ -419,13 +419,13 @@ class TlsInterception:
         """
         authority = visit.door.authority
         if authority is None:
-            raise NoAuthority(f"{asked.host} has got secrets only now, and programs are not told yet whom to trust")
+            raise NoAuthority(f"{asked.host} has got secrets only now, and programs do not trust the proxy yet")
         trust = await self._trust_context()
         context = authority.known(asked.host)
         if context is None:
             context = await asyncio.to_thread(authority.context_for, asked.host)
         end = TlsServerStream(visit.reader, visit.writer, context, said)
-        visit.say_no = streams.silent_refusal  # what there is to say, TLS says itself
+        visit.say_no = streams.silent_refusal  # TLS reports the failure itself
         await _shake_hands(end, asked, visit.door.config.request_seconds)
         async with end:
             masks = self._masks.setdefault(visit.door, SecretMasks(self._turn))

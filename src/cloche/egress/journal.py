@@ -16,7 +16,7 @@ from cloche.telemetry import log
 # Network entries without a line of their own in the server's log: counted by target, so that none hides.
 
 MAX_LOG_TARGETS = 200
-# How many places have a line at once, however much else is said. Denied ones cost a program nothing to think of.
+# How many destinations have a line at once. Inventing destinations that are denied costs a program nothing.
 FIRST_LINES = {"allowed": 1000, "failed": 200, "denied": 100}
 OTHER_HOSTS = "others"
 
@@ -104,7 +104,7 @@ MAX_REASON = 500
 # A sandbox can be denied thousands of times in a second, and the server's log is for all of them.
 LINES_AT_ONCE = 60
 LINES_PER_SECOND = 2.0
-SUMMING_SECONDS = 10.0  # after which what was left out is said, as far as there is room
+SUMMING_SECONDS = 10.0  # after which omitted lines are summed up, as far as there is room
 
 
 class NetworkJournal:
@@ -195,7 +195,7 @@ class ConnectionAttempt:
         self._began_at, self._clock = time.time(), time.monotonic()
         self.protocol: EntryProtocol = protocol
         self.asked: Destination | None = None
-        self.host = ""  # where what was asked for is no destination
+        self.host = ""  # empty if the request names no valid destination
         self.package = ""  # of an index: its kind and name, both checked
         self.let_through = False
         self.sent_bytes = 0

@@ -168,7 +168,7 @@ class ProxyDispatcher:
         asked, path = forward.split_target(head.target)
         visit.attempt.asked = asked
         forward.check_host(head, asked)
-        head.body_length  # noqa: B018  # what can be read in two ways is refused before anybody is spoken to
+        head.body_length  # noqa: B018  # an ambiguous head is refused before any connection is made
         far = await self._dialler.connect(visit, asked)
         await forward.ForwardedRequest(visit, head, asked, far).run(path)
         visit.attempt.end("allowed")

@@ -34,7 +34,7 @@ _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _NUMBER = r"(0x[0-9a-f]*|[0-9]+)"
 _NUMERIC = re.compile(_NUMBER)
-_NUMBERS = re.compile(rf"{_NUMBER}(\.{_NUMBER}){{0,3}}")  # the C library overlooks what follows on a space
+_NUMBERS = re.compile(rf"{_NUMBER}(\.{_NUMBER}){{0,3}}")  # the C library ignores text after a space
 
 
 _SHOWABLE = re.compile(r"[0-9A-Za-z._:%\[\]-]{1,300}")
@@ -46,7 +46,7 @@ def is_showable(host: str) -> bool:
 
 
 def show_host(host: str) -> str:
-    return repr(host) if is_showable(host) else "what was named"
+    return repr(host) if is_showable(host) else "the named host"
 
 
 class InvalidDestination(EgressRefusal):
@@ -247,7 +247,7 @@ class PolicyRules:
             if self._rule_matches(rule, asked) or (rule.allows and rule.has_address(address)):
                 return
             if rule.has_address(address):
-                raise PolicyDenied(f"{asked.host} leads to what is denied by the {self._whose}: {rule.text}")
+                raise PolicyDenied(f"{asked.host} resolves to an address denied by the {self._whose}: {rule.text}")
 
     def _rule_matches(self, rule: EgressRule, asked: Destination) -> bool:
         if asked.address is None:

@@ -35,7 +35,7 @@ from cloche.network_policy import FRAMING_HEADERS, MAX_SECRETS_BYTES, NetworkPol
 
 MIN_PART = 4  # of a value: something shorter is in every text
 SLICE_SECONDS = 0.002  # of looking, before others have their turn
-# CPython looks for something long in something short by the plain method, whose worst case is the product of both.
+# CPython searches a long text in a short one by the plain method, with the product of both as the worst case.
 _LONG_BYTES = 100
 _SHORT_BYTES = 30_000
 _OCCURRENCES_AT_ONCE = 100
@@ -56,7 +56,7 @@ class SecretMask:
         self.turn = turn
         self.forms = sorted(set(forms))
         longest = max((len(form.content) for form in self.forms), default=1)
-        self.held_bytes = 1 << (longest - 1).bit_length()  # a power of 2: how long a value is is nobody's business
+        self.held_bytes = 1 << (longest - 1).bit_length()  # a power of 2: hides the length of a value
 
     @classmethod
     def of(cls, *values: str) -> SecretMask:
@@ -187,7 +187,7 @@ def _find_period(content: bytes) -> int:
     return period if is_one else 0
 
 
-# -- what is looked for
+# -- patterns
 
 
 def secret_forms(value: str) -> frozenset[SecretForm]:
@@ -216,7 +216,7 @@ def basic_credentials(value: str) -> str | None:
         return None
     try:
         return base64.b64decode(encoded.strip(), validate=True).decode("utf-8")
-    except ValueError:  # what is neither base64 nor ASCII, and what is not UTF-8
+    except ValueError:  # neither base64 nor ASCII, or not UTF-8
         return None
 
 
@@ -253,7 +253,7 @@ def _base64_forms(raw: bytes, offset: int) -> Iterator[bytes]:
             yield form.replace(b"+", b"-").replace(b"/", b"_")
 
 
-# What a program may send, with all secrets in it once: a placeholder is short, and may be there very often.
+# The size limit after all secrets are inserted: a placeholder is short, and can occur very often.
 MAX_FILLED_BYTES = http1.MAX_HEAD_BYTES + MAX_SECRETS_BYTES
 
 Headers = Sequence[tuple[str, str]]

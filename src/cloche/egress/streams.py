@@ -135,8 +135,8 @@ class EgressRefusal(Exception):
     status = 403
     verdict: Verdict = "denied"
     socks_code = 2  # not allowed by ruleset
-    phrase = ""  # beside the status: of what a proxy answers to CONNECT, programs show nothing else
-    host = ""  # that was asked for, as it was understood: added to the phrase
+    phrase = ""  # beside the status: programs show nothing else of a proxy's answer to CONNECT
+    host = ""  # the requested host, as parsed: added to the phrase
 
 
 class RequestTooSlow(EgressRefusal):

@@ -17,7 +17,7 @@ TLS_PORT = 443
 MAX_LINE_BYTES = 16 << 10
 _LEADING_SPACE = re.compile(rb"[\r\n\t ]*")
 _WORD = re.compile(rb"[\x21-\x7e]*")
-_SPACES = b"\t\v\f\r \x1c\x1d\x1e\x1f\x85\xa0"  # what some language or other takes for white space
+_SPACES = b"\t\v\f\r \x1c\x1d\x1e\x1f\x85\xa0"  # white space in one language or another
 
 
 Intercept = Callable[[EgressConnection, Destination, bytes], Awaitable[None]]
@@ -149,10 +149,10 @@ class EgressTunnel:
         async with request_deadline(visit):
             head = await http1.read_head(visit.reader, line)
         if head is None or visit.attempt.received_bytes:
-            raise EgressRefusal(f"{asked} spoke before it was asked, which no server of HTTP does")
+            raise EgressRefusal(f"{asked} sent data before a request, which no HTTP server does")
         forward.check_host(head, asked)
         if not head.target.startswith("/"):
-            raise http1.BadRequest("what is asked for inside of a tunnel begins with /")
+            raise http1.BadRequest("the target of a request inside of a tunnel must begin with /")
         await forward.ForwardedRequest(visit, head, asked, far, upgrades=True).run(head.target)
 
 
@@ -180,7 +180,7 @@ class FirstLineDetector:
             at, self._is_binary, self.is_over = nul + 1, True, True
         self.said += part[:at]
         if len(self.said) > MAX_LINE_BYTES:
-            raise http1.BadRequest(f"the first line of what could be HTTP has more than {MAX_LINE_BYTES} bytes")
+            raise http1.BadRequest(f"the first line of a possible HTTP request has more than {MAX_LINE_BYTES} bytes")
         return at
 
     def _skip_word(self, part: bytes) -> int:

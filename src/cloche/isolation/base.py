@@ -19,7 +19,7 @@ Socket = socket.socket  # a cell has one by the module's name
 class CellSpec(Struct):
     """The properties that a cell is built with and cannot change later. Two equal specs may share a pool."""
 
-    user: User = "user"  # who the first kernel runs as
+    user: User = "user"  # the user of the first kernel
     space_bytes: int = Limits().space_bytes
     open_files: int = Limits().open_files
 
@@ -42,7 +42,7 @@ class FirstKernel(Struct):
 class SandboxCell(Protocol):
     name: str
     first_kernel: FirstKernel
-    socket: socket.socket  # our end of init's channel; what is asked early waits until the walls stand
+    socket: socket.socket  # the host's end of init's channel; early requests wait until isolation is complete
 
     def listen(self, on_event: Callable[[dict[str, Any]], None]) -> None:
         """Calls `on_event` for events that init does not see, in init's format: that the first kernel has ended."""

@@ -18,7 +18,7 @@ from cloche.linux.cgroups import Group
 from cloche.linux.cgroups.files import FileBytes
 from cloche.model import Limits
 
-FILES_SECONDS = 60.0  # after which what is in memory is looked at again, though it is as much as before
+FILES_SECONDS = 60.0  # after which file memory is read again, although the total has not changed
 STUCK_SECONDS = 20.0  # dying takes a hundredth of a second, but a thousand may do it at once
 
 
@@ -81,7 +81,7 @@ class ProcessCell:
         self._on_closed = on_closed
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
-        self._freezing: asyncio.Future[bool] | None = None  # the last that a thread was asked for
+        self._freezing: asyncio.Future[bool] | None = None  # the last freeze that was given to a thread
         self._frozen = False
 
     def listen(self, on_event: Callable[[Header], None]) -> None:
@@ -124,7 +124,7 @@ class ProcessCell:
             return CellStats()
         used = group.memory_bytes()
         due = time.monotonic() - self._files_at > FILES_SECONDS
-        if used != self._used_bytes or due:  # to be told of what takes ten times as long as how much it is
+        if used != self._used_bytes or due:  # reading file memory takes ten times as long as reading the total
             self._used_bytes, self._files, self._files_at = used, group.file_bytes(), time.monotonic()
         files = self._files
         return CellStats(
@@ -149,7 +149,7 @@ class ProcessCell:
         if group is None:
             return False
         if self._freezing is not None:
-            await asyncio.wait([self._freezing])  # somebody gave it up, and it is still to be undone
+            await asyncio.wait([self._freezing])  # an earlier freeze was cancelled, and is still to be undone
         if not self.alive:
             raise errors.Unavailable("the sandbox has ended: nothing is left to be stopped")
         self._frozen = True  # whatever becomes of it, it may have to be undone
@@ -171,7 +171,7 @@ class ProcessCell:
 
     def _undo_freeze(self, freezing: asyncio.Future[bool]) -> None:
         if not freezing.cancelled():
-            freezing.exception()  # nobody is left to hear of it
+            freezing.exception()  # no caller is left: marks the exception as retrieved
         self.thaw()
 
     def thaw(self) -> None:
@@ -194,7 +194,7 @@ class ProcessCell:
         except ProcessLookupError:
             pass
         if self._group is not None and self._frozen:
-            self._group.kill()  # the frozen, who would not die with init, and must not run on when they are let go
+            self._group.kill()  # frozen processes would not die with init, and must not continue when thawed
         await self._wait_dead()
         os.close(self._pidfd)
         self.socket.close()

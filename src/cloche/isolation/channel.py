@@ -224,7 +224,7 @@ class HostChannel:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
-            # Not closed here: what the other side said before it went is still to be read.
+            # Not closed here: messages that the peer sent before it closed are still to be read.
             return len(data)
 
     def _on_writable(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from cloche.model import Struct
 
-REGION_START, REGION_COUNT = 0x70000000, 0x10000000  # above what systemd gives to containers, below 2**31
+REGION_START, REGION_COUNT = 0x70000000, 0x10000000  # above the range of systemd's containers, below 2**31
 IDS_PER_CELL = 4096
 _SYS_ADMIN = 21
 

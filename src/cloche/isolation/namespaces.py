@@ -30,9 +30,7 @@ from cloche.model import KIB, Limits, Template
 # Removes cgroups that were still busy when they were to be removed, a moment later.
 
 FIRST_SWEEP_SECONDS = 0.5
-MAX_SWEEP_SECONDS = (
-    30.0  # somebody who waits for the kernel itself (a disk that does not answer) dies when that is over
-)
+MAX_SWEEP_SECONDS = 30.0  # a process blocked in the kernel (a disk that does not answer) dies when that is over
 
 
 class CgroupSweeper:
@@ -90,7 +88,7 @@ class ZygoteVolume:
         try:
             asked = zygote.ask_volume("make", volume=volume._name, bytes=size_bytes, inodes=inodes, owner=owner)
             close_all(await asked)
-        except BaseException:  # whoever is cancelled does not know whether it was made
+        except BaseException:  # a cancelled caller does not know whether it was made
             volume.drop()
             raise
         return volume

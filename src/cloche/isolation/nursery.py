@@ -335,7 +335,7 @@ class ZygoteNursery:
         async with asyncio.timeout(SPAWN_SECONDS):
             return await self._raw
 
-    # --- what the zygote says. It has run a template's code, so it is not trusted either.
+    # --- messages of the zygote. It has run a template's code, so it is not trusted either.
 
     def _on_frame(self, header: Header, _: bytes, fds: list[int]) -> None:
         event, cell = header.get("ev"), header.get("cell")
@@ -369,7 +369,7 @@ class ZygoteNursery:
     def _on_channel_closed(self, why: str) -> None:
         if not self._ready.done():
             self._ready.set_exception(self._make_failure(why))
-            self._ready.exception()  # it is also raised to whoever waits
+            self._ready.exception()  # marks it as retrieved; waiting callers get it too
         for waiting in self._waiting.values():
             self._fail_waiting(waiting, why)
 

@@ -40,7 +40,7 @@ class PlainBackend:
     def __init__(self, run_dir: Path, *, asked_for: str):
         if asked_for != BACKEND_NAME:
             raise errors.IsolationUnavailable(
-                f"the backend without isolation must be asked for by its name, {BACKEND_NAME!r}"
+                f"the backend without isolation must be requested by its name, {BACKEND_NAME!r}"
             )
         self._cells = run_dir / "cells"
         self._nurseries: list[PlainNursery] = []

@@ -27,7 +27,7 @@ from cloche.model import Struct, Template
 # program's own win.
 
 DOOR_URL = f"http://127.0.0.1:{DOOR_PORT}"
-SITE_PATH = "opt/cloche/site"  # what stands in the place of the host's own site-packages
+SITE_PATH = "opt/cloche/site"  # replaces the host's own site-packages
 UV_PATH = "opt/cloche/uv"
 
 _GUEST = Path(__file__).parent.parent / "guest"
@@ -49,7 +49,7 @@ FRONT_PATH = "opt/cloche/front"
 _PTH = f'import sys; sys.prefix in ("/opt/cloche/env", "/{FRONT_PATH}") and __import__("cloche_usersite")\n'
 _PIP = {
     "global": {"disable-pip-version-check": "true", "no-cache-dir": "true", "root-user-action": "ignore"},
-    "install": {"compile": "false"},  # it takes a third of the time; what is imported is compiled then
+    "install": {"compile": "false"},  # it takes a third of the time; modules are compiled when they are imported
 }
 _UV = {
     "cache-dir": '"/home/user/.cache/uv"',  # from where files can be linked
@@ -221,7 +221,7 @@ class RootPlan(Struct):
     programs: dict[str, str]  # files that can be executed
     links: dict[str, str]
     binds: list[tuple[str, str]]
-    covers: dict[str, str]  # what lies over what is there: path -> another path of the root
+    covers: dict[str, str]  # mounts over existing paths: path -> another path of the root
     devices: list[str]
 
 

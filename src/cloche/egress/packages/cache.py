@@ -23,7 +23,7 @@ from cloche.egress.packages.replies import NoCacheRoom
 
 FREE_BYTES = 1 << 30  # of the disk, which packages do not take
 MAX_FILES = 50_000
-ABANDONED_SECONDS = 24 * 3600.0  # of a temporary file that nobody writes to
+ABANDONED_SECONDS = 24 * 3600.0  # of a temporary file without a writer
 SCANS_PER_LIMIT = 100  # the directory is looked through when a hundredth of the limit was added
 TARGET_SHARE = 0.9  # of the limit, so that not every file has to make room for itself
 STRONG_HASHES = frozenset({"sha256", "sha384", "sha512"})

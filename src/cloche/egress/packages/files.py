@@ -87,7 +87,7 @@ class PassthroughFile(FileBody):
 
     def __init__(self, answer: IndexAnswer, digest: FileDigest | None, limit_bytes: int, threads: PackageThreads):
         if answer.length is None:
-            raise UpstreamError("this host has no room for a file whose length its index does not say")
+            raise UpstreamError("this host has no room for a file whose length its index does not give")
         super().__init__(answer.length, threads)
         self._answer = answer
         self._check = DownloadCheck(digest, answer.length, limit_bytes)
@@ -189,7 +189,7 @@ class DownloadingFile(FileBody):
             elif self._failure is not None:
                 raise self._failure
             elif self._ended:
-                raise UpstreamError("the file is shorter than was said")
+                raise UpstreamError("the file is shorter than announced")
             else:
                 await self._moved.wait()
 
@@ -255,7 +255,7 @@ class PackageFiles:
         finally:
             body.readers -= 1
             if not body.readers:
-                self._forget_fetch(reference.key, body)  # at once: nobody may join what is being closed
+                self._forget_fetch(reference.key, body)  # at once: no reader may join a fetch that is being closed
                 await _cancel_task(task)
                 os.close(body.fd)
 

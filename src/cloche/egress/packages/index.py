@@ -35,7 +35,7 @@ from cloche.egress.streams import Verdict
 
 PACKAGE_KINDS = ("pypi", "npm")
 REQUESTS_AT_ONCE = 16  # of one sandbox that are seen to, so that there is room for others; the rest wait
-NOTED_SECONDS = 60.0  # for which it can be asked why something was refused
+NOTED_SECONDS = 60.0  # for which the reason of a refusal is kept
 PAGES_AT_ONCE = 4  # of one sandbox: they are in memory, and can be large
 
 
@@ -133,7 +133,7 @@ STATUS_PHRASES = {
 }
 
 DENIED_STATUS = 403
-REMEMBERED_STATUSES = frozenset({DENIED_STATUS, 429, 502})  # pip and uv do not show what is said with them
+REMEMBERED_STATUSES = frozenset({DENIED_STATUS, 429, 502})  # pip and uv do not show the text of these
 
 _SEGMENT = re.compile(rb"[\x20-\x7e]{1,300}")
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?|\[[0-9a-fA-F:]{2,45}\](:[0-9]{1,5})?")
@@ -228,8 +228,8 @@ class PackageRequest:
         await self._send_file(body, span, 206 if is_part else 200, headers)
 
     async def _send_file(self, body: FileBody, span: ByteRange, status: int, headers: list[tuple[str, str]]) -> None:
-        # The host fetches all of it now, and makes room for it: who leaves before its end has paid for that, too, and
-        # who asked for its head only.
+        # The host fetches the whole file now, and makes room for it: a client that leaves early pays for all of it,
+        # and so is a request for its head only.
         is_head = self.head.method == "HEAD"
         paid_bytes = body.size if not body.is_here else 0 if is_head else span.stop - span.start
         self.allowance.take(paid_bytes)
@@ -258,7 +258,7 @@ class PackageRequest:
 
     def _begin_answer(self, status: int, length: int, headers: Iterable[tuple[str, str]]) -> None:
         self.has_begun = True
-        if status >= 400:  # or a program could ask for what it does not get as fast as it can write
+        if status >= 400:  # or a program could repeat refused requests as fast as it can write
             self.keeps = False
         self.visit.attempt.let_through = status < 300
         said = [*headers, ("content-length", str(length)), ("connection", "keep-alive" if self.keeps else "close")]
@@ -277,11 +277,11 @@ class PackageRequest:
             async with asyncio.timeout(self.visit.door.config.idle_seconds):
                 await self.visit.writer.drain()
         except TimeoutError:
-            raise AllowanceExceeded("the program does not read what it asked for", 408) from None
+            raise AllowanceExceeded("the program does not read the response", 408) from None
 
 
 IDLE_SECONDS = 60.0  # between two requests on one connection
-TOO_MANY_PAUSE_SECONDS = 0.5  # before who asks too often hears so
+TOO_MANY_PAUSE_SECONDS = 0.5  # before a client with too many requests gets the refusal
 TOO_MANY_STATUS = 429
 
 
@@ -326,7 +326,7 @@ class PackageIndex:
             await self._answer_request(exchange)
             if not exchange.keeps:
                 return
-            await asyncio.sleep(0)  # what was read ahead can be answered without ever waiting for anything
+            await asyncio.sleep(0)  # requests that were read ahead can be answered without ever waiting
             following = await _next_request(visit)
 
     async def _answer_request(self, exchange: PackageRequest) -> None:
@@ -348,7 +348,7 @@ class PackageIndex:
 
     async def _route_request(self, exchange: PackageRequest) -> None:
         match path_segments(exchange.head.target):
-            case ["npm", "-", *_]:  # audits, search, accounts: npm goes on without them
+            case ["npm", "-", *_]:  # audits, search, accounts: npm continues without them
                 raise PackageRefused(404, "the package index has packages only", "not a package")
             case _ if exchange.head.method not in ("GET", "HEAD"):
                 raise PackageRefused(405, "the package index can only be read", "not a read")
@@ -429,7 +429,7 @@ class PackageIndex:
         return name
 
     def _check_name(self, exchange: PackageRequest, kind: str, name: str) -> None:
-        exchange.visit.attempt.package = f"{kind}:{name}"  # what an auditor wants to know
+        exchange.visit.attempt.package = f"{kind}:{name}"  # for auditors
         if not self._names.allows(kind, name):
             raise PackageRefused(
                 403,
@@ -475,7 +475,7 @@ async def _refuse_request(exchange: PackageRequest, status: int, why: str, verdi
         exchange.visit.writer.transport.abort()
     elif status == TOO_MANY_STATUS:
         await asyncio.sleep(TOO_MANY_PAUSE_SECONDS)  # its connection waits with it, and there are only so many
-        await exchange.refuse(status, why, [("retry-after", "1")])  # installers do as they are told
+        await exchange.refuse(status, why, [("retry-after", "1")])  # installers obey it
     else:
         await exchange.refuse(status, why)
 

@@ -46,7 +46,7 @@ MAX_TEXT_LENGTH = 4096
 _PROJECT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,198}[A-Za-z0-9])?")
 _FILENAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+!-]{0,250}\.(whl|tar\.gz|zip|tar\.bz2|tar\.xz|tgz|egg)")
 _HASHES = {"sha256": 64, "sha384": 96, "sha512": 128, "sha1": 40, "md5": 32, "sha224": 56}
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z")  # what uv cannot read spoils the whole page for it
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z")  # uv refuses a page with another one
 # A whole tag of a link. No part of it can be matched in two ways, nor runs into the next tag, so that any page is read
 # in a time that grows with its size only.
 _TAG = re.compile(
@@ -175,7 +175,7 @@ def _read_json(body: bytes) -> list[dict[str, Any]]:
     try:
         page = msgspec.json.decode(body, type=_JSONPage)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        raise BadIndexPage("the index's page is not what PEP 691 says") from None
+        raise BadIndexPage("the index's page does not conform to PEP 691") from None
     found = []
     for file in page.files[:MAX_PAGE_FILES]:
         entry = msgspec.structs.asdict(file)
@@ -312,7 +312,7 @@ def _file_path(project: str, file: IndexFile) -> str:
 # down.
 
 MAX_PAGE_BYTES = 64 << 20
-MISSING_SECONDS = 60.0  # for which a page that was not there is not asked for again
+MISSING_SECONDS = 60.0  # for which a missing page is not requested again
 MAX_MISSING = 10_000
 PAGES_MEMORY_BYTES = 16 << 20  # of pages that are in memory, too
 
@@ -358,7 +358,7 @@ class IndexPages:
     def _forget_request(self, key: str, task: asyncio.Task[IndexPage]) -> None:
         self._asked.pop(key, None)
         if not task.cancelled():
-            task.exception()  # whoever asked has seen it, or has left
+            task.exception()  # marks it as retrieved: the caller has seen it, or has left
 
     async def _load_page(
         self, upstream: IndexClient, url: str, accept: str, convert: ConvertPage, key: str
@@ -389,7 +389,7 @@ class IndexPages:
         async with upstream.get(url, _request_headers(accept, kept)) as answer:
             if answer.status == 304:
                 if kept is None:
-                    raise UpstreamError("the index answered 304 to who knows nothing")
+                    raise UpstreamError("the index answered 304 to an unconditional request")
                 return msgspec.structs.replace(kept, at=time.time())
             body = await answer.whole(MAX_PAGE_BYTES)
             return await self._threads.run(_convert_page, answer, body, convert)

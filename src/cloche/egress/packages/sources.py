@@ -37,7 +37,7 @@ class PipConfig(Struct):
     ca_file: str | None = None
     trusted_hosts: tuple[str, ...] = ()
     find_links: int = 0  # how many, which are not served
-    netrc: dict[str, str] = {}  # host -> what is sent to it
+    netrc: dict[str, str] = {}  # host -> the header sent to it
 
     def __repr__(self) -> str:  # URLs can have passwords in them
         return "PipConfig(...)"
@@ -141,7 +141,7 @@ _NPM_VARIABLE_NAME = re.compile(r"npm_config_(.+)", re.IGNORECASE)
 class NpmConfig(Struct):
     registry: str = ""
     scopes: dict[str, str] = {}  # @scope -> registry
-    authorizations: dict[str, str] = {}  # //host/path/ -> what is sent there
+    authorizations: dict[str, str] = {}  # //host/path/ -> the header sent there
     ca_file: str | None = None
 
     def __repr__(self) -> str:
@@ -281,7 +281,7 @@ def _take_pypi(sources: PackageSources, config: PackagesConfig, environ: Mapping
     if config.pypi:
         sources.pypi = tuple(_configured_url(sources.keyring, url) for url in config.pypi)
     elif not pip.no_index:
-        # As uv has it: what was added comes first, since it is what somebody here chose, and may be private.
+        # As in uv: added indexes come first, since the operator chose them, and they can be private.
         found = [*pip.extra_index_urls, pip.index_url or DEFAULT_PYPI]
         sources.pypi = tuple(_usable_urls(sources.keyring, found))
         _log_skipped("pip", len(set(found)) - len(sources.pypi) + pip.find_links)

@@ -88,7 +88,7 @@ class _GuardedNetwork(httpcore2.AnyIOBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        addresses = await self._reach.allowed_addresses(host, port)  # raises OutOfReach, which nobody on the way knows
+        addresses = await self._reach.allowed_addresses(host, port)  # raises ForbiddenIndexHost
         for address in addresses[:-1]:
             try:
                 return await super().connect_tcp(str(address), port, timeout, local_address, socket_options)
@@ -223,7 +223,7 @@ class IndexAnswer:
     async def raw(self, chunk_bytes: int) -> AsyncGenerator[bytes, None]:
         """The raw bytes. Raises UpstreamError where they are compressed, or break off."""
         if self.header("content-encoding") not in ("", "identity"):
-            raise UpstreamError("the index sent a file in an encoding that was not asked for")
+            raise UpstreamError("the index sent a file in an encoding that was not requested")
         with translate_failures(self.url):
             async for part in self._response.aiter_raw(chunk_bytes):
                 yield part
@@ -338,7 +338,7 @@ def _redirect_target(url: str, location: str) -> str:
             return after
     except BadURL:
         pass
-    raise UpstreamError("the index redirects to where nobody should follow")
+    raise UpstreamError("the index redirects to an address that must not be followed")
 
 
 def _behind_proxy(scheme: str, host: str) -> bool:

@@ -206,9 +206,9 @@ os.write(child, b"through a terminal"); print(os.read(parent, 100).decode()); os
 FUNCTION_CLAIMS: tuple[Claim, ...] = (
     prints_claim("code", "Code runs", "print(6 * 7)", "42"),
     _function_claim("last expression", "The last expression's value is the result", _last_expression),
-    _function_claim("state", "State lives from one execution to the next", _check_state),
+    _function_claim("state", "State persists between executions", _check_state),
     _function_claim("exceptions", "An exception is data, and the state survives it", _check_exceptions),
-    _function_claim("syntax errors", "Bad syntax is the program's failure, not ours", _check_syntax),
+    _function_claim("syntax errors", "Bad syntax is a failure of the program, not of Cloche", _check_syntax),
     _function_claim("empty code", "Empty code runs and is ok", _check_empty),
     _function_claim("streams", "Standard output and error are kept apart", _check_streams),
     prints_claim("output order", "Output of the program and its children comes in order", _ORDER, "a\nb\nc"),
@@ -216,7 +216,7 @@ FUNCTION_CLAIMS: tuple[Claim, ...] = (
     _function_claim("interrupt asleep", "An interrupt ends a sleep and keeps the state", _interrupt_asleep),
     _function_claim("interrupt busy", "An interrupt ends a busy loop", _interrupt_busy),
     _function_claim("time limit", "An execution over its time ends and keeps the state", _time_limit),
-    _function_claim("contexts", "A second context has names of its own", _separate_contexts),
+    _function_claim("contexts", "A second context has its own variables", _separate_contexts),
     _function_claim("context dies", "A context that dies leaves others alone and can be used again", _context_dies),
     _function_claim("randomness", "No two contexts or sandboxes draw the same random numbers", _check_randomness),
     prints_claim("await", "Top-level await works", "import asyncio; print(await asyncio.sleep(0, 'waited'))", "waited"),
@@ -232,9 +232,9 @@ FUNCTION_CLAIMS: tuple[Claim, ...] = (
     prints_claim("signals", "Timers and signal handlers work", _ALARM, "rang"),
     prints_claim("recursion", "Endless recursion is an exception, not a crash", _RECURSION, "too deep"),
     prints_claim("terminals", "A program can open terminals of its own", _PTY, "through a terminal"),
-    _function_claim("files", "Files go in and come out as they are", _check_files),
-    _function_claim("large files", "Three megabytes go in and come out as they are", _large_files),
-    _function_claim("missing files", "A file that is not there is an error that says so", _missing_file),
+    _function_claim("files", "Files are written and read unchanged", _check_files),
+    _function_claim("large files", "Three megabytes are written and read unchanged", _large_files),
+    _function_claim("missing files", "Reading a missing file is an error with that reason", _missing_file),
     _function_claim("commands", "A command has its exit code and both streams", _check_command),
     _function_claim("killed commands", "A command that a signal ended has exit code 128 + signal", _command_killed),
     _function_claim("unknown commands", "A command that does not exist has exit code 127", _command_missing),
@@ -389,15 +389,15 @@ def _limit_claim(name: str, text: str, examine: Examine) -> Claim:
 
 LIMIT_CLAIMS: tuple[Claim, ...] = (
     _limit_claim("memory limit", "Too much memory ends the program, and no other context", _limit_memory),
-    _limit_claim("process limit", "Processes come to an end", _limit_processes),
+    _limit_claim("process limit", "The number of processes is limited", _limit_processes),
     _limit_claim("thread limit", "Threads count as processes", _limit_threads),
-    _limit_claim("space limit", "Writable space comes to an end inside, wherever it is", _limit_space),
-    _limit_claim("file count limit", "The number of files comes to an end inside", _limit_inodes),
-    _limit_claim("open files limit", "Open files come to an end", _open_files),
+    _limit_claim("space limit", "Writable space is limited, in every directory", _limit_space),
+    _limit_claim("file count limit", "The number of files is limited", _limit_inodes),
+    _limit_claim("open files limit", "The number of open files is limited", _open_files),
     _limit_claim(
-        "output limit", "Output over the limit is dropped with a notice, and the program goes on", _limit_output
+        "output limit", "Output over the limit is dropped with a notice, and the program continues", _limit_output
     ),
-    _limit_claim("inotify limit", "File watchers come to an end before the host's do", _limit_inotify),
-    _limit_claim("terminal limit", "Terminals come to an end before the host's do", _limit_terminals),
+    _limit_claim("inotify limit", "File watchers are limited below the host's limit", _limit_inotify),
+    _limit_claim("terminal limit", "Terminals are limited below the host's limit", _limit_terminals),
     _limit_claim("raising limits", "No limit can be raised again", _raising_limits),
 )

@@ -28,7 +28,7 @@ _NO_FAMILY = ("EAFNOSUPPORT", "EPERM", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT")
 _NEW_NAMESPACES = {"mount": 0x20000, "cgroup": 0x2000000, "uts": 0x4000000, "ipc": 0x8000000, "user": 0x10000000}
 _NEW_NAMESPACES |= {"pid": 0x20000000, "net": 0x40000000, "time": 0x80}
 
-# The environment of a program is what Cloche says it is, and this is all that it says by itself.
+# Cloche sets the whole environment of a program; without settings it has only these variables.
 _VARIABLE_NAMES = {
     "PATH",
     "LANG",
@@ -208,7 +208,7 @@ _SYSTEM = (
 _OUTER = ("/proc/1/mem", "/proc/1/environ", "/proc/1/maps", "/proc/1/root/etc/passwd", "/proc/1/cwd/x", "/proc/1/fd/3")
 
 WALL_CLAIMS: tuple[Claim, ...] = (
-    _wall_claim("host files", "A file of the host is not there", _host_file),
+    _wall_claim("host files", "A file of the host is not visible", _host_file),
     answers_claim(
         "host users",
         "No home, password or account of the host is there",
@@ -228,7 +228,7 @@ WALL_CLAIMS: tuple[Claim, ...] = (
         lambda seen: 1 in seen and len(seen) < 32,
     ),
     _wall_claim("host name", "The host's name is not known inside", _host_name),
-    _wall_claim("host ports", "What listens on the host's loopback cannot be reached", _host_port),
+    _wall_claim("host ports", "A server on the host's loopback cannot be reached", _host_port),
     _wall_claim("host sockets", "Abstract sockets of the host cannot be reached", _host_abstract),
     answers_claim(
         "interfaces",
@@ -267,19 +267,19 @@ WALL_CLAIMS: tuple[Claim, ...] = (
     ),
     refused_claim(
         "kernel settings",
-        "Nothing in /proc that rules the kernel can be written to",
+        "No file in /proc that controls the kernel is writable",
         {name: f"open('/proc/{name}', 'w').write('1')" for name in (*_PROC, *_PROC_MORE)},
         _UNWRITABLE,
     ),
     answers_claim(
         "masked files",
-        "Files of /proc that tell about the host are empty",
+        "Files of /proc with information about the host are empty",
         _MASKED,
         lambda seen: not any(seen.values()),
     ),
     answers_claim(
         "devices",
-        "There are no devices but the harmless",
+        "There are only harmless devices",
         "answer = os.listdir('/dev')",
         lambda seen: set(seen) <= _DEVICES,
     ),
@@ -307,7 +307,7 @@ WALL_CLAIMS: tuple[Claim, ...] = (
     ),
     refused_claim(
         "new mount calls",
-        "Nor by the newer calls",
+        "The newer mount calls are refused too",
         call_expressions("open_tree", "move_mount", "fsopen", "fsmount", "fspick", "mount_setattr"),
         _DENIED,
     ),
@@ -331,7 +331,7 @@ WALL_CLAIMS: tuple[Claim, ...] = (
     ),
     refused_claim(
         "init",
-        "Pid 1 cannot be looked into",
+        "Pid 1 cannot be inspected",
         {path: f"open({path!r}, 'rb').read(1)" for path in _OUTER},
         (*_DENIED, "ENOENT"),
     ),
@@ -347,7 +347,7 @@ WALL_CLAIMS: tuple[Claim, ...] = (
     ),
     refused_claim(
         "the machine",
-        "The machine cannot be ruled: modules, clock, swap, reboot, accounting",
+        "The machine cannot be controlled: modules, clock, swap, reboot, accounting",
         call_expressions(
             "init_module", "finit_module", "delete_module", "kexec_load", "reboot", "swapon", "swapoff", "acct"
         )
@@ -371,7 +371,7 @@ WALL_CLAIMS: tuple[Claim, ...] = (
     ),
     answers_claim(
         "capabilities of root",
-        "Root has only what it needs for users and files of its own",
+        "Root has only the capabilities for its own users and files",
         _STATUS % "CapEff:",
         lambda sets: int(sets[0], 16) & ~capabilities.CELL == 0,
         ("root",),
@@ -401,13 +401,13 @@ WALL_CLAIMS: tuple[Claim, ...] = (
     ),
     answers_claim(
         "control groups",
-        "Where the sandbox lies in the host's cgroups is not told",
+        "The sandbox's path in the host's cgroups is hidden",
         _CGROUP,
         lambda seen: set(seen) <= {"/"},
     ),
     refused_claim(
         "terminal input",
-        "Nobody can type into a terminal by a call",
+        "No program can type into a terminal by a call",
         {"TIOCSTI": "call('ioctl', os.openpty()[1], 0x5412, b'x')"},
         (*_DENIED, "EIO"),
     ),
