@@ -73,7 +73,7 @@ async def test_without_walls_there_are_none(opening: Opening, own_config: Config
         pytest.skip("it has walls")
     async with opening(own_config) as engine:
         await engine.volumes.create("v", ME)
-        with pytest.raises(errors.Unavailable, match="without walls"):
+        with pytest.raises(errors.Unavailable, match="volumes require isolation"):
             await engine.create(with_volume())
         await engine.volumes.remove("v", ME)
         assert (await said(await engine.create(SandboxSpec()), "echo on")) == "on\n"

@@ -51,7 +51,7 @@ async def many_files_come_in_pages(client: Client) -> None:
         if cursor is None:
             break
     assert sorted(names) == [f"{i:04}" for i in range(450)]
-    with pytest.raises(MCPError, match="is no cursor"):
+    with pytest.raises(MCPError, match="is not a cursor"):
         await client.list_resources(cursor="evil")
 
 

@@ -243,7 +243,7 @@ async def the_program_failed_is_data_and_we_failed_is_an_error(client: Client) -
         ("run_code", {"code": "1", "language": "cobol"}, "language cannot be 'cobol'; it is one of: bash, "),
         ("run_code", {"code": "1", "context": "none"}, "context_not_found"),
         ("read_file", {"path": "/mnt/data/none"}, "file_not_found"),
-        ("upload_file", {"path": "a", "base64": "%"}, "base64 is no Base64"),
+        ("upload_file", {"path": "a", "base64": "%"}, "base64 is not valid Base64"),
         ("install_packages", {"packages": ["--index-url=http://evil"]}, "$.packages"),
         ("kill_process", {"process": "none"}, "process_not_found"),
         ("use_sandbox", {"sandbox": "i" + "0" * 20}, "sandbox_not_found"),

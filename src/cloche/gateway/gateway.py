@@ -49,8 +49,8 @@ class TurnLimiter:
         """Counts one more turn for the duration of the block. Raises TooManyTurns."""
         if self._turns[owner] >= self._most_of_owner:
             raise TooManyTurns(
-                f"Too many requests at once: {self._most_of_owner} answers are being made for this key's owner, and no "
-                "more can be. Wait for one to end, and try again."
+                f"Too many requests at once: {self._most_of_owner} answers of this key's owner are in "
+                "progress, which is the limit. Wait for one to end, and try again."
             )
         self._turns[owner] += 1
         try:

@@ -307,7 +307,7 @@ class ZygoteNursery:
                 return await asked
         except TimeoutError:
             self._give_up_if_hung()
-            raise self._make_failure(f"nothing was done about a volume in {SPAWN_SECONDS:.0f} s") from None
+            raise self._make_failure(f"no answer about a volume in {SPAWN_SECONDS:.0f} s") from None
         finally:
             self._waiting.pop(name, None)
 

@@ -92,11 +92,11 @@ class PlainNursery:
         return self._zygote.alive
 
     async def make_volume(self, size_bytes: int) -> CellVolume:
-        raise errors.Unavailable(f"there are no volumes without walls, as the backend {BACKEND_NAME} is")
+        raise errors.Unavailable(f"volumes require isolation, which the backend {BACKEND_NAME} does not have")
 
     async def spawn(self, spec: CellSpec, mounts: CellMounts | None = None) -> SandboxCell:
         if mounts is not None:
-            raise errors.Unavailable(f"there are no volumes without walls, as the backend {BACKEND_NAME} is")
+            raise errors.Unavailable(f"volumes require isolation, which the backend {BACKEND_NAME} does not have")
         self._made += 1
         home = self._cells / str(self._made)
         (home / "data").mkdir(parents=True)

@@ -67,11 +67,11 @@ def decode_message(body: bytes) -> RpcMessage:
     try:
         message: RpcMessage = responses.decode_json(body, RpcMessage, MAX_JSON_VALUES)
     except msgspec.ValidationError as error:
-        raise errors.InvalidRequest(f"this is no JSON-RPC message: {error}") from None
+        raise errors.InvalidRequest(f"not a JSON-RPC message: {error}") from None
     except ValueError as error:
         raise NotJson(f"the body is no valid JSON: {error}") from None
     if message.jsonrpc != "2.0":
-        raise errors.InvalidRequest('this is no JSON-RPC message: it needs "jsonrpc": "2.0"')
+        raise errors.InvalidRequest('not a JSON-RPC message: it needs "jsonrpc": "2.0"')
     return message
 
 
@@ -235,4 +235,4 @@ async def _raise_no_route(request: Request) -> Response:
 
 
 async def _raise_wrong_method(request: Request) -> Response:
-    raise errors.InvalidRequest(f"{request.method} is not possible there: {ALLOWED_METHODS} are")
+    raise errors.InvalidRequest(f"{request.method} is not allowed on this path: use {ALLOWED_METHODS}")

@@ -120,7 +120,7 @@ def _parse_cursor(cursor: str | None) -> int:
     if cursor is None:
         return 0
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 10):
-        raise errors.InvalidRequest(f"{cursor[:100]!r} is no cursor of this list")
+        raise errors.InvalidRequest(f"{cursor[:100]!r} is not a cursor of this list")
     return int(cursor)
 
 

@@ -203,7 +203,7 @@ class McpSessions:
             raise errors.InvalidRequest("initialize needs an id")
         if self._counts[principal.owner] >= self._config.mcp.sessions_per_owner:
             raise errors.QuotaExceeded(
-                f"{self._config.mcp.sessions_per_owner} sessions are open, which is as many as an owner may have: end "
+                f"{self._config.mcp.sessions_per_owner} sessions are open, the maximum of an owner: end "
                 "one, or wait until one is idle for long enough",
                 retry_after_seconds=60.0,
             )

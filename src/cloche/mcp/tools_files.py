@@ -146,7 +146,7 @@ async def upload_file(call: McpToolCall, asked: UploadFileArguments) -> McpToolR
     try:
         data = base64.b64decode(asked.base64, validate=True)
     except (binascii.Error, ValueError):
-        raise errors.InvalidRequest("base64 is no Base64: give the file's bytes in it, without line ends") from None
+        raise errors.InvalidRequest("base64 is not valid Base64: encode the file's bytes, without line ends") from None
     return await _write_bytes(call, asked.path, data)
 
 

@@ -50,7 +50,7 @@ def requested_policy(network: NetworkLike, secrets: SecretsLike = None) -> Netwo
     if secrets is not None:
         return msgspec.structs.replace(policy, secrets=parse_secrets(secrets))
     if any(each.value == REDACTED for each in policy.secrets):
-        raise errors.InvalidRequest("the values of a sandbox's secrets are not shown: give them anew, with secrets=")
+        raise errors.InvalidRequest("the values of a sandbox's secrets are not shown: give them again, with secrets=")
     return policy
 
 

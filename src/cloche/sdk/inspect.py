@@ -91,7 +91,7 @@ def checkpoint_id(mark: Mark | str) -> str:
     """The id of a checkpoint. Raises InvalidRequest for a value that cannot name one."""
     id = mark.id if isinstance(mark, Mark) else mark
     if not isinstance(id, str) or not id:
-        raise errors.InvalidRequest(f"a checkpoint, or its id, is wanted here, not {mark!r}")
+        raise errors.InvalidRequest(f"expected a checkpoint or its id, not {mark!r}")
     return id
 
 

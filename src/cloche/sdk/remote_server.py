@@ -44,7 +44,7 @@ class ServerAddress:
             return
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise errors.InvalidRequest(f"{url!r} is no address of a server: give http://HOST:PORT, or unix:PATH")
+            raise errors.InvalidRequest(f"{url!r} is not an address of a server: give http://HOST:PORT, or unix:PATH")
         self.base = self.url
 
     @property

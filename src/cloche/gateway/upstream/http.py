@@ -103,7 +103,7 @@ class AnswerDeadline:
             return await self._await_counted(work, self._left)
         except TimeoutError:
             raise errors.UpstreamFailed(
-                "The upstream of this model took too long to say all of its answer", status=504
+                "The upstream of this model took too long to complete its answer", status=504
             ) from None
 
     async def _await_counted(self, work: Awaitable[T], seconds: float) -> T:
