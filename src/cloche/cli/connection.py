@@ -29,12 +29,12 @@ from cloche.telemetry import log
 # Connecting takes no key, so the owner of a new connection is unknown until it is let in. Therefore room is
 # made for it among the owners and addresses that have the most, and no owner's connections keep the others out.
 
-DESCRIPTOR_SHARE = 4  # of the descriptors that this process may have, connections take one in so many
+DESCRIPTOR_SHARE = 4  # connections can use 1/N of this process's descriptors
 MIN_CONNECTIONS = 32
 LOG_INTERVAL_SECONDS = 10.0  # at most so often
-EVICTED_SHARE = 16  # one in so many goes: to look for them takes a while
-LONG_SEARCH_SECONDS = 0.005  # after a search that took so long, for little, there is none
-REST_FACTOR = 20  # for so many times as long
+EVICTED_SHARE = 16  # 1/N of the connections is closed at once, because finding them takes a while
+LONG_SEARCH_SECONDS = 0.005  # a longer search that found little is followed by a pause
+REST_FACTOR = 20  # the pause after that, as a multiple of its duration
 
 
 class LimitedConnection(Protocol):
@@ -291,7 +291,7 @@ class HttpConnection(HttpToolsProtocol):
         self._is_deaf = True
         super().handle_websocket_upgrade()
         upgraded = self.transport.get_protocol()
-        assert isinstance(upgraded, WebSocketConnection)  # from here on it hears the transport instead of this
+        assert isinstance(upgraded, WebSocketConnection)  # from here on it is the transport's protocol instead of this
         self._socket, upgraded.on_lost = upgraded, self._release_connection
         # Its own parser has read the head again. It would never answer a head that it cannot read.
         if not upgraded.handshake_initiated:

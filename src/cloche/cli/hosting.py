@@ -55,7 +55,7 @@ class UvicornListener(uvicorn.Server):
             uvicorn.Config(
                 app,
                 # The control socket is open only to the user that runs the server, so it needs no limiter.
-                # uvicorn takes whatever makes a protocol, and declares a class only.
+                # uvicorn accepts any factory of a protocol, but declares a class only.
                 http=functools.partial(HttpConnection, crowd=HttpConnectionLimiter() if settings else None),  # type: ignore[arg-type]
                 ws=WebSocketConnection,
                 loop="none",

@@ -173,7 +173,7 @@ async def _run_server(config: Config, preset: str | None, *, no_auth: bool) -> N
         host.app.ui.login.address = config.server.public_url or local_url(url)
         started = await _wait_until_started(stop, host.engine, host.health)
         if started:
-            if host.engine.housing.weighs_cells:  # else they would be in our group, and come first too
+            if host.engine.housing.weighs_cells:  # else they would share this process's group and priority
                 log.debug("server.precedence", taken=stack.enter_context(cpu_priority.raised_priority()))
             await _serve_until_stopped(stop, host.app, host.health, keys, host.engine.quotas, url)
     if not started:

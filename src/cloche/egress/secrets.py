@@ -46,7 +46,7 @@ class SecretForm(NamedTuple):
     """One way to write a value. None has an end of a line or a NUL in it."""
 
     content: bytes
-    period: int  # after so many bytes it repeats itself throughout; 0: it does not, or hardly
+    period: int  # the value repeats after this number of bytes; 0: it does not, or hardly
 
 
 class SecretMask:

@@ -103,7 +103,7 @@ class EgressTunnel:
         try:
             await relay_streams(self._visit, far, self._opening_bytes())
         except _TlsDetected as spoken:
-            far[1].transport.abort()  # it is spoken to over TLS of our own
+            far[1].transport.abort()  # the connection uses TLS of the proxy
             await self._intercept_hello(spoken.hello)
         except _HttpDetected as spoken:
             await self._forward_http(far, spoken.line)

@@ -170,7 +170,7 @@ def abridge_text(text: str, max_bytes: int) -> str:
 
 MAX_OUTPUTS_BYTES = 32 * MIB
 MAX_TAIL_BYTES = 64 * KIB
-ENTRY_BYTES = 64  # that one output takes, whatever is in it
+ENTRY_BYTES = 64  # fixed cost of one output
 DROPPED_PICTURE = "[image dropped: over the limit of one response's outputs]\n"
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")

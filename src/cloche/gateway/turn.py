@@ -293,7 +293,7 @@ class Turn:
                 raise errors.UpstreamFailed("the model's answer broke off")
             self.tokens += finished.tokens
             step.finished(finished)
-        yield finished  # the call is over and recorded, whatever becomes of the rest
+        yield finished  # the call is complete and recorded, even if the rest fails
 
     def new_index(self) -> int:
         self._next_index += 1

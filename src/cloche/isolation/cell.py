@@ -152,7 +152,7 @@ class ProcessCell:
             await asyncio.wait([self._freezing])  # an earlier freeze was cancelled, and is still to be undone
         if not self.alive:
             raise errors.Unavailable("the sandbox has ended: nothing is left to be stopped")
-        self._frozen = True  # whatever becomes of it, it may have to be undone
+        self._frozen = True  # even if it fails, it may have to be undone
         try:
             self._frozen = await self._freeze_in_thread(group.freeze_programs, pid_of(self._pidfd))
         except OSError as error:

@@ -233,7 +233,7 @@ def _exec_zygote(order: dict[str, Any], channel: int) -> None:
     syscalls.drop_bounding(capabilities.NURSERY, syscalls.last_capability())
     syscalls.set_capabilities(capabilities.NURSERY)
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # 0 would not stop a core handler that is a pipe
-    # Whatever the host's service was given, and for all sandboxes to come: a program of realtime stops all others.
+    # Regardless of the host service's settings, and for all later sandboxes: a realtime program stops all others.
     resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
     resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
     files = min(order["open_files"], resource.getrlimit(resource.RLIMIT_NOFILE)[1])

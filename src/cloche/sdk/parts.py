@@ -355,7 +355,7 @@ class EventCursor:
                 self._waiting = (await self._taking)[::-1]
                 self.ended = not self._waiting
             except BaseException as error:
-                self._source = None  # whatever it was, the next attempt begins where this one ended
+                self._source = None  # for any failure, the next attempt continues where this one ended
                 if not (self.ended and isinstance(error, asyncio.CancelledError)):  # it was not closed meanwhile
                     raise
 

@@ -474,7 +474,7 @@ async def _refuse_request(exchange: PackageRequest, status: int, why: str, verdi
         exchange.keeps = False
         exchange.visit.writer.transport.abort()
     elif status == TOO_MANY_STATUS:
-        await asyncio.sleep(TOO_MANY_PAUSE_SECONDS)  # its connection waits with it, and there are only so many
+        await asyncio.sleep(TOO_MANY_PAUSE_SECONDS)  # its connection waits too, and connections are limited
         await exchange.refuse(status, why, [("retry-after", "1")])  # installers obey it
     else:
         await exchange.refuse(status, why)

@@ -20,8 +20,8 @@ ABBREVIATED = "application/vnd.npm.install-v1+json"
 ACCEPT_ABBREVIATED = f"{ABBREVIATED}; q=1.0, application/json; q=0.8, */*"
 ACCEPT_FULL = "application/json"
 MAX_VERSION = 256
-NPM_MEMORY_BYTES = 16 << 20  # of packages as we write them, and as much of their versions
-VERSIONS_FACTOR = 3  # so many times a package's length its versions take, or so
+NPM_MEMORY_BYTES = 16 << 20  # of rendered packages, and as much of their versions
+VERSIONS_FACTOR = 3  # approximate memory of the versions, as a multiple of the package's length
 
 _PART = r"[A-Za-z0-9_~][A-Za-z0-9._~!*'()-]{0,213}"
 _NAME = re.compile(rf"(@{_PART}/)?{_PART}")

@@ -441,8 +441,8 @@ def _page_timeout(url: str) -> UpstreamError:
 
 
 METADATA_SUFFIX = ".metadata"
-PYPI_MEMORY_BYTES = 16 << 20  # of pages as we write them, and as much of their files
-FILES_FACTOR = 4  # so many times a page's length its files take, or so
+PYPI_MEMORY_BYTES = 16 << 20  # of rendered pages, and as much of their files
+FILES_FACTOR = 4  # approximate memory of the files, as a multiple of the page's length
 
 _DECODER = msgspec.json.Decoder(IndexProject)
 

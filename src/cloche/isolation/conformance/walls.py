@@ -128,7 +128,7 @@ async def _check_descriptors(scene: ClaimScene) -> None:
 async def _check_environment(scene: ClaimScene) -> None:
     for user in CLAIM_USERS:
         found = await run_python(scene.box, "answer = dict(os.environ)", user)
-        # The one place where libraries are looked for first is ours, and read-only.
+        # The first directory of the library search path belongs to Cloche, and is read-only.
         ours = found.pop("LD_LIBRARY_PATH", "/opt/cloche/").startswith("/opt/cloche/")
         expect_that(ours and set(found) <= _VARIABLE_NAMES, set(found) - _VARIABLE_NAMES)
     ran = await scene.box.run(
