@@ -55,6 +55,7 @@ def api_operations(api: NativeContext) -> list[Operation]:
     parts = (
         _server_operations,
         _sandbox_operations,
+        _context_operations,
         _branch_operations,
         _pause_operations,
         _snapshot_operations,
@@ -121,10 +122,7 @@ def _server_operations(api: NativeContext) -> list[Operation]:
 
 
 def _sandbox_operations(api: NativeContext) -> list[Operation]:
-    here = NativeSandboxes(api)
-    box, one = "/sandboxes/{id}", "/sandboxes/{id}/contexts/{context}"
-    context, contexts = responses.ContextInfo, box + "/contexts"
-    query = requests.SandboxesQuery
+    here, box, query = NativeSandboxes(api), "/sandboxes/{id}", requests.SandboxesQuery
     return [
         Operation(
             "Sandboxes.create",
@@ -168,6 +166,13 @@ def _sandbox_operations(api: NativeContext) -> list[Operation]:
         Operation(
             "Sandboxes.hold", "GET", box + "/hold", here.hold, "It ends when this connection does.", answer=EVENTS_TYPE
         ),
+    ]
+
+
+def _context_operations(api: NativeContext) -> list[Operation]:
+    here, contexts = NativeSandboxes(api), "/sandboxes/{id}/contexts"
+    one, context = contexts + "/{context}", responses.ContextInfo
+    return [
         Operation(
             "Sandboxes.list_contexts",
             "GET",
