@@ -8,12 +8,14 @@ PYTEST_FLAGS ?=
 WORKERS ?= 3
 # To collect all others only to leave them out takes ten seconds.
 ALONE := $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
-# With AGAIN=1, what fails is tried once more, without neighbours.
+# With AGAIN=1, tests that fail are tried once more, without neighbours, and named in SECOND_TRIES.
 AGAIN ?=
+SECOND_TRIES := .pytest_cache/second-tries
 LAST_FAILED := --last-failed --last-failed-no-failures none
 # Status 1 says that all have run, and that pytest remembers which have failed. With any other (a crash, a test that
-# cannot be imported) nobody knows what has not run: then nothing is forgiven.
-tested = $(BIN)/pytest $(1) $(PYTEST_FLAGS) || { test $$? = 1 && test -n "$(AGAIN)" && $(BIN)/pytest $(LAST_FAILED) $(PYTEST_FLAGS); }
+# cannot be imported) it is not known which have not run: then nothing is forgiven.
+tested = $(BIN)/pytest $(1) $(PYTEST_FLAGS) || { test $$? = 1 && test -n "$(AGAIN)" && $(note_failed) && $(BIN)/pytest $(LAST_FAILED) $(PYTEST_FLAGS); }
+note_failed = $(BIN)/python -c 'import json; print(*json.load(open(".pytest_cache/v/cache/lastfailed")), sep="\n")' >> $(SECOND_TRIES)
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
