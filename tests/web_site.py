@@ -40,7 +40,7 @@ class Site:
 @contextmanager
 def web_site(tls: ssl.SSLContext | None = None) -> Iterator[Site]:
     site = Site(tls)
-    thread = threading.Thread(target=site.server.serve_forever, daemon=True)
+    thread = threading.Thread(target=site.server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield site

@@ -82,6 +82,7 @@ def test_every_row_is_measured_and_shown(data_dir: str, template: Template):
     assert set(results_document(PARTS, lab.book, {})["rows"]) == expected
 
 
+@pytest.mark.long
 def test_the_command_measures_the_rows_that_are_asked_for(data_dir: str, template: Template, tmp_path: Path):
     out = tmp_path / "bench.json"
     arguments = ["--data-dir", data_dir, "bench", "--quick", "--no-peer", "--rows", "file_read", "--json", str(out)]

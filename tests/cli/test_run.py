@@ -194,6 +194,7 @@ def test_out_receives_images_and_new_and_changed_files_only(cloche, tmp_path):
     assert "not saved: /mnt/data/.hidden" in done.stderr
 
 
+@pytest.mark.long
 def test_files_of_a_program_that_had_to_be_killed_are_saved_too(served, tmp_path):
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"

@@ -263,6 +263,7 @@ def test_fifty_megabytes_of_output_leave_the_page_alive_and_small(visiting: Visi
     assert notebook.page.evaluate("document.querySelector('.pg-output').textContent.length") < 1_000_000
 
 
+@pytest.mark.long
 def test_ten_thousand_lines_per_second_can_be_watched_and_stopped(visiting: Visiting) -> None:
     notebook = playing(visiting)
     watch(notebook)
@@ -285,6 +286,7 @@ while True:
     assert longest(notebook) < PAUSE_MILLISECONDS
 
 
+@pytest.mark.long
 def test_long_names_and_large_values_cost_the_page_nothing(visiting: Visiting) -> None:
     notebook = playing(visiting)
     watch(notebook)
@@ -303,6 +305,7 @@ def test_long_names_and_large_values_cost_the_page_nothing(visiting: Visiting) -
     assert longest(notebook) < PAUSE_MILLISECONDS
 
 
+@pytest.mark.long
 def test_a_crowd_of_results_is_bounded(visiting: Visiting) -> None:
     notebook = playing(visiting)
     watch(notebook)

@@ -155,9 +155,9 @@ def test_hostile_files_and_names_are_text_or_in_the_frame(visiting: Visiting, bo
         dialog.get_by_text("Source").click()
         shows(dialog.locator("pre"), "<script>")
         page.keyboard.press("Escape")
-    page.get_by_label("Delete two\\nlines.txt").click()
+    page.get_by_label("Delete two\\nlines.txt", exact=True).click()
     page.locator("dialog[open]").get_by_text("Delete", exact=True).click()
-    page.get_by_label("Delete two\\nlines.txt").wait_for(state="detached")
+    page.get_by_label("Delete two\\nlines.txt", exact=True).wait_for(state="detached")
     assert not box.files.exists("/mnt/data/two\nlines.txt")
     assert page.title().startswith("Playground")
 
@@ -370,7 +370,9 @@ def test_model_output_is_never_markup_and_bounded(visiting: Visiting) -> None:
 # --- all of them
 
 
-@pytest.mark.parametrize("look", [{"phone": True}, {"dark": True}], ids=["phone", "dark"])
+@pytest.mark.parametrize(
+    "look", [{"phone": True}, pytest.param({"dark": True}, marks=pytest.mark.long)], ids=["phone", "dark"]
+)
 def test_axe_finds_no_serious_fault_in_a_panel(visiting: Visiting, box: cloche.Sandbox, look: dict[str, bool]) -> None:
     box.run("import sys; greeting = 'hello'; open('/mnt/data/a.csv', 'w').write('x,y\\n1,2\\n')")
     page = beside(visiting, box, "files", **look)

@@ -146,6 +146,7 @@ def test_the_same_is_not_built_twice_unless_it_is_asked_for(built, name, create)
     assert a == b != c
 
 
+@pytest.mark.long
 def test_slow_steps_that_are_the_same_are_not_done_again(built, create, name):
     """Also after a build that failed behind them."""
     slow = "sleep 2.1; cat /proc/sys/kernel/random/uuid > slow"
@@ -458,6 +459,7 @@ def test_at_most_four_of_an_owner_go_on_at_once_and_deleting_ends_them(api, name
 # -- a server that is killed
 
 
+@pytest.mark.long
 def test_a_build_that_was_killed_with_its_server_has_failed_and_left_nothing(bare_dir, tmp_path):
     place = tmp_path / "data"
     place.mkdir()

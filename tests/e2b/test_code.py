@@ -118,6 +118,7 @@ def test_a_kernel_that_dies_says_so_and_the_next_run_works(box):
     assert box.run_code("x").error.name == "NameError"
 
 
+@pytest.mark.long
 def test_running_out_of_memory_names_the_limit(box, memory_is_enforced):
     error = box.run_code("a = b'x' * (8 << 30)").error
     if memory_is_enforced:
@@ -139,6 +140,7 @@ def test_a_client_that_disconnects_interrupts_its_execution(box):
     assert box.run_code("x", timeout=30).text == "7"
 
 
+@pytest.mark.long
 def test_a_program_that_does_not_stop_for_a_client_that_left_is_killed_and_the_next_run_told(box):
     with pytest.raises(TimeoutException):
         box.run_code("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", timeout=1)

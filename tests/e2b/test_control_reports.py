@@ -48,7 +48,7 @@ def test_samples_follow_the_usage_of_the_sandbox(server):
     box.run_code("open('/home/user/big', 'wb').write(bytes(50 << 20)); held = bytearray(80 << 20)")
     deadline = time.monotonic() + 60
     while (now := box.get_metrics()[-1]).disk_used < 50 * MIB and time.monotonic() < deadline:
-        time.sleep(0.2)
+        time.sleep(0.05)
     assert 50 * MIB <= now.disk_used - before.disk_used < 70 * MIB
     assert 75 * MIB <= now.mem_used - before.mem_used < 120 * MIB
     box.kill()

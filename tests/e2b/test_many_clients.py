@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 
 import httpx
+import pytest
 from e2b_code_interpreter import AsyncSandbox
 
 CLIENTS = 50
@@ -27,6 +28,7 @@ async def one_client(number: int, e2b: dict[str, str]) -> None:
         assert await box.kill()
 
 
+@pytest.mark.long
 async def test_fifty_clients_at_once_get_their_own_results(server):
     await asyncio.gather(*(one_client(number, server.e2b) for number in range(CLIENTS)))
     async with httpx.AsyncClient() as client:

@@ -63,7 +63,7 @@ def far(tmp_path_factory) -> Iterator[Far]:
     tls.socket = trust.server.wrap_socket(tls.socket, server_side=True)
     for server in (plain, tls):
         server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield Far(plain.server_port, tls.server_port, trust.bundle)
     for server in (plain, tls):
         server.shutdown()

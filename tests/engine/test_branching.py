@@ -198,6 +198,7 @@ float((a @ a)[0, 0]), round(float(fit.score(x, x[:, 0])), 6)
 """
 
 
+@pytest.mark.long
 async def test_pools_of_numerical_threads_are_made_again_on_both_sides(box: Sandbox, walls: None):
     """OpenBLAS's and OpenMP's: the kernel has them when it is copied, and the copy makes its own."""
     context = box.context()

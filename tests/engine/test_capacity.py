@@ -191,7 +191,7 @@ async def test_without_memory_no_ticket_is_admitted_until_there_is_some():
     enough = False
     gate, order = gate_of(10, enough=lambda: enough), []
     tasks = [await lined_up(gate, "a", order) for _ in range(6)]
-    await asyncio.sleep(0.25)
+    await asyncio.sleep(0.25)  # several looks at the memory
     assert order == []
     enough = True
     await asyncio.gather(*tasks)

@@ -120,7 +120,7 @@ async def test_a_time_limit_just_before_a_pause_kills_after_it(
     await said(execution, "heard")
     await engine.pause(box.id, OWNER)
     hurry.setattr(stopping, "KILL_SECONDS", short)
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.5)  # as long as its grace, which must not pass meanwhile
     await resumed(engine, box, hurry)
     assert (await execution.result()).outcome == "timed_out"
     assert (await box.context().execute("1").result()).text == "1"

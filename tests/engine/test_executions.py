@@ -268,7 +268,7 @@ async def test_a_reader_that_stops_holds_the_program_and_not_our_memory(box: San
     async with box.context().execute("print('x' * (20 << 20))\n'done'") as execution:
         first = await execution.__anext__()
         assert isinstance(first, Started)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.5)  # time to send all of it, if nothing held it
         assert execution._events._bytes < 8 << 20
         rest = [event async for event in execution]
     answer = check([first, *rest])

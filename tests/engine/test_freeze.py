@@ -186,6 +186,7 @@ async def test_a_process_that_keeps_starting_programs_is_frozen(box: Sandbox) ->
 FORKING = "printf -v much %100000000s; while :; do (for ((i = 0; i < 1000; i++)); do :; done); done"
 
 
+@pytest.mark.long
 async def test_a_process_in_the_middle_of_a_fork_is_frozen_with_its_child(box: Sandbox) -> None:
     """It stops when it has a child, who may be younger than the list of those who were looked at."""
     forking = await started(box, FORKING)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 ROUNDS = 100
 MANY = 100
 MOVING = 5  # of them would use all that there is
-LOOK_SECONDS = 0.25
+LOOK_SECONDS = 0.25  # long enough to count a program that runs, among many that do not
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -30,6 +30,7 @@ async def engine(bare_dir: str) -> AsyncIterator[Engine]:
         yield engine
 
 
+@pytest.mark.long
 async def test_a_hundred_times_paused_and_resumed_nothing_is_lost(engine: Engine) -> None:
     box = await engine.create(SandboxSpec(owner="ann"))
     await box.context().execute("total, path = 0, 'kept'; open(path, 'w').close()").result()
@@ -41,6 +42,7 @@ async def test_a_hundred_times_paused_and_resumed_nothing_is_lost(engine: Engine
     await box.kill()
 
 
+@pytest.mark.long
 async def test_a_hundred_paused_sandboxes_use_no_cpu(engine: Engine) -> None:
     boxes = await asyncio.gather(*(engine.create(SandboxSpec(owner="bob")) for _ in range(MANY)))
     try:

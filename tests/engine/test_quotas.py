@@ -252,7 +252,7 @@ async def test_running_programs_are_throttled_when_the_cpu_quota_is_used_up(some
     await until(lambda: engine.quotas.account(QuotaSubject(somebody.owner)).is_out_of_cpu(time.monotonic()))
     await engine.quotas.refresh()
     before = box._cell.cpu_seconds()
-    await asyncio.sleep(1)
+    await asyncio.sleep(1)  # the second in which CPU time is measured
     assert box._cell.cpu_seconds() - before < 0.5
     await somebody.may(cpu_seconds_per_hour=None)
     await until(lambda: box._cell.cpu_seconds() - before > 0.5)

@@ -220,7 +220,7 @@ async def test_one_that_is_paused_again_and_again_at_once_ends_when_it_is_killed
         await engine.pause(box.id, ME, memory=memory)
         await engine.resume(box.id, ME)
     await engine.kill(box.id, ME)
-    await asyncio.sleep(3 * pause.REMOVE_IMAGE_SECONDS)
+    await asyncio.sleep(3 * pause.REMOVE_IMAGE_SECONDS)  # all removals that were put off have come
     assert (await engine.describe(box.id, ME)).state == "ended"
     record = await engine.records.get(box.id)
     assert record is not None and (record.state, record.files) == ("killed", None)

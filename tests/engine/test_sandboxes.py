@@ -74,7 +74,7 @@ async def test_a_renewed_deadline_is_kept(engine: Engine):
     box = await engine.create(SandboxSpec(lifetime_seconds=0.5))
     renewed = box.renew(1000)
     assert renewed.deadline_at is not None and renewed.deadline_at > time.time() + 900
-    await asyncio.sleep(0.7)
+    await asyncio.sleep(0.7)  # past its first deadline
     assert await answer(box) == "42"
     most = box.renew(10**9).deadline_at
     assert most is not None and most <= box.record.created_at + engine.config.lifetime.max_seconds + 1  # two clocks

@@ -28,7 +28,7 @@ async def test_time_with_the_client_is_not_a_contexts(box: Sandbox):
     async with box.context().execute("await echo_it(); print(1)", tools=[ECHO], timeout_seconds=0.5) as execution:
         async for event in execution:
             if isinstance(event, ToolsCalled):
-                await asyncio.sleep(0.8)
+                await asyncio.sleep(0.8)  # more than the time limit of the execution
                 execution.answer_tools([ToolResult(call_id=event.calls[0].id)])
         assert execution.ended is not None and execution.ended.outcome == "ok"
     late = await execute(box, "import time; await echo_it(); time.sleep(60)", Client(), timeout_seconds=0.5)

@@ -36,7 +36,7 @@ class Client:
     async def serve(self, offer: ToolOffer) -> None:
         while calls := await offer.next_round():
             self.rounds.append([call.input for call in calls])
-            await asyncio.sleep(self._delay_seconds)
+            await asyncio.sleep(self._delay_seconds)  # the time of the client, as the test asks
             offer.answer(map(self.result, calls))
 
     @property

@@ -126,6 +126,7 @@ while time.monotonic() < end:
     assert seen <= {None, b"mine" * 10, b"mine", b""}
 
 
+@pytest.mark.long
 async def test_removing_a_tree_that_is_swapped_for_symlinks_removes_nothing_elsewhere(box):
     await box.files.write("/home/user/keep/file", b"kept")
     code = """
@@ -157,6 +158,7 @@ async def test_a_sparse_file_of_a_terabyte_costs_the_host_nothing(box):
     assert (await box.files.stat("huge")).size_bytes == 1 << 40
 
 
+@pytest.mark.long
 async def test_a_file_that_shrinks_and_grows_while_it_is_read_is_read_to_some_end(box):
     await box.files.write("changing", bytes(4 * MIB))
     code = """
@@ -208,6 +210,7 @@ async def test_names_that_are_no_text_do_no_harm(box, attack):
         name.encode("utf-8")
 
 
+@pytest.mark.long
 async def test_a_watch_survives_a_storm_of_changes(box):
     code = "import os\nfor n in range(30_000):\n    open(f'f{n % 50}', 'w').close()\n    os.rename(f'f{n % 50}', f'g{n % 50}')"
     async with box.files.watch("/mnt/data", recursive=True) as changes:

@@ -127,6 +127,7 @@ async def test_marks_that_were_forged_hold_nothing_back_for_ever(box, execute):
     assert output.count("text") == 4 and "next\n" in output
 
 
+@pytest.mark.long
 async def test_frames_without_end_are_bounded(tight):
     before = int(Path("/proc/self/statm").read_text().split()[1])
     code = (

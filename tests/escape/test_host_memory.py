@@ -78,7 +78,7 @@ async def listings(box: Sandbox) -> None:
 async def unread_commands(box: Sandbox) -> None:
     """In the background, where output that nobody reads does not stop them."""
     started = [await box.commands.start("exec yes " + "x" * 1000, background=True) for _ in range(24)]
-    await asyncio.sleep(SECONDS)
+    await asyncio.sleep(SECONDS)  # as long as the other floods last
     for process in started:
         process.kill()
 
@@ -87,7 +87,7 @@ async def unread_input(box: Sandbox) -> None:
     process = await box.commands.start("sleep 30", stdin=True, timeout_seconds=30)
     async with process:
         feeding = [asyncio.create_task(process.send_stdin(bytes(4 * MIB))) for _ in range(4)]
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # time to take all of it, if nothing bounded it
         for task in feeding:
             task.cancel()
         await asyncio.gather(*feeding, return_exceptions=True)

@@ -80,7 +80,7 @@ async def test_an_init_that_answers_with(nursery_of, neighbour: Sandbox, monkeyp
         asking = asyncio.create_task(box.files.list("/"))
         await assert_unharmed(neighbour)
         if lie == "events without end":  # which is an answer that does not come; only its owner can end that
-            await asyncio.sleep(2)
+            await asyncio.sleep(2)  # more than HUNG_SECONDS
             await assert_unharmed(neighbour)
             await box.kill()
         with pytest.raises(errors.ClocheError):
@@ -102,7 +102,7 @@ async def test_an_init_that_reads_nothing_holds_up_its_own_uploads_and_no_memory
         before = memory()
         content = b"x" * 200_000
         writing = [asyncio.create_task(box.files.write(f"/mnt/data/{n}", content)) for n in range(500)]
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # time to send all of it, if nothing bounded it
         await assert_unharmed(neighbour)
         assert memory() - before < 64 * MIB
         told = await asyncio.gather(*writing, return_exceptions=True)

@@ -102,7 +102,7 @@ async def test_an_init_that_is_slow_is_waited_for(place: Path, monkeypatch):
         box = await engine.create(SandboxSpec(owner="me"))
         os.kill(init_of(box), signal.SIGSTOP)
         asked = asyncio.create_task(box.commands.run("echo late"))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.3)  # less than HUNG_SECONDS
         os.kill(init_of(box), signal.SIGCONT)
         assert (await asked).stdout == "late\n"
 

@@ -346,6 +346,7 @@ def test_a_client_that_may_not_write_anywhere_waits_for_its_program_all_the_same
     assert (result.exit_code, result.stdout, result.stderr) == (3, "once\n", "")
 
 
+@pytest.mark.long
 def test_many_at_once_all_run(box: cloche.Sandbox):
     many = "for i in $(seq 70); do python3 -c 'import time; time.sleep(0.3); print(1)' & done; wait"
     assert said(box, many, timeout=120) == "1\n" * 70

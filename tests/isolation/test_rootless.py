@@ -192,6 +192,7 @@ answer = [made < 100, "No space" in full]"""
     assert user.ask(code) == [True, True]
 
 
+@pytest.mark.long
 def test_a_paused_sandbox_stands_still_for_both_names(user: User):
     code = """import time
 tick = "import time; last = time.monotonic(); most = 0"

@@ -45,7 +45,7 @@ def http_server(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) ->
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             yield server.server_port
         finally:
@@ -189,7 +189,7 @@ def test_an_unread_terminal_takes_bounded_memory_and_loses_nothing():
             before = -1
             while sent > before:
                 before = sent
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(0.5)  # a flood that is not held would have sent more
             assert sent < 32 * MIB
             return sum([len(event.text) async for event in process if isinstance(event, Output)])
 

@@ -289,7 +289,7 @@ print(sum(isinstance(each, int) for each in results), [str(each) for each in res
 def test_the_clients_time_is_not_the_programs(client: httpx2.Client):
     told = begin(client, "print(await double(n=1))\nprint(await double(n=2))", timeout=1500)
     for _ in range(2):
-        time.sleep(0.9)
+        time.sleep(0.9)  # twice this is more than the time of the program
         told = go_on(client, told)
     assert (told["status"], told["stdout"]) == ("completed", "2\n4\n")
 
@@ -465,7 +465,7 @@ def abandon(server: RunningServer, body: Json, seconds: float, **headers: str) -
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     with socket.create_connection((address.hostname, address.port)) as line:
         line.sendall("\r\n".join([*lines, "", ""]).encode() + content)
-        time.sleep(seconds)
+        time.sleep(seconds)  # the client leaves then, as the test asks
 
 
 @pytest.fixture

@@ -266,6 +266,7 @@ def test_python_works_in_a_cell(tmp_path: Path) -> None:
     assert run_behind_cell([sys.executable, "program.py"], tmp_path) == "fine\n"
 
 
+@pytest.mark.long
 def test_numpy_and_pandas_work_in_a_cell(tmp_path: Path) -> None:
     pytest.importorskip("pandas")
     code = "import numpy, pandas; a = numpy.ones((300, 300)); print(int((a @ a)[0, 0]), pandas.DataFrame(a).shape)"

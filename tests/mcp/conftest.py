@@ -61,6 +61,15 @@ def house(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield House(running, place)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tools are the same over both. `make test` has one test of them over stdio, where each session is a process."""
+    for item in items:
+        given = getattr(item, "callspec", None)
+        if given is not None and given.params.get("transport") == "stdio" and item.path.name == "test_tools.py":
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(params=["stdio", "http"])
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -84,6 +84,6 @@ def living_next_door() -> Iterator[Neighbour]:
 def _serving() -> Iterator[http.server.ThreadingHTTPServer]:
     with http.server.ThreadingHTTPServer((ADDRESS, 0), _Page) as server:
         server.seen = []  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()

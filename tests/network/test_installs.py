@@ -138,6 +138,7 @@ def test_another_version_comes_before_that_of_the_template(box: cloche.Sandbox) 
     assert "tabulate/__init__.py" in ok(box, f"cat {USER_SITE}/tabulate-*/RECORD")
 
 
+@pytest.mark.long
 def test_another_version_of_an_imported_package_is_there_after_a_restart(box: cloche.Sandbox) -> None:
     where = "import cycler; cycler.__file__"
     own = box.run(where).text
@@ -151,6 +152,7 @@ def test_another_version_of_an_imported_package_is_there_after_a_restart(box: cl
     assert box.run("1/0").error is not None and box.run("_ = 5; _ + 1").text == "6"
 
 
+@pytest.mark.long
 def test_environments_made_inside_are_their_own(box: cloche.Sandbox) -> None:
     ok(box, "python -m venv --without-pip /tmp/one && uv pip install --python /tmp/one mdurl && uv venv /tmp/two/.venv")
     ok(box, "uv pip install iniconfig", cwd="/tmp/two")
@@ -175,6 +177,7 @@ def test_installed_packages_count_against_the_space_of_the_sandbox(index: None) 
         assert box.run("1 + 1").text == "2"
 
 
+@pytest.mark.long
 def test_no_process_but_a_programs_own_looks_where_programs_install(box: cloche.Sandbox, single: bool) -> None:
     site = ok(box, "python -m site --user-site").strip()
     planted = {"planted.pth": "import planted\n"}
@@ -257,6 +260,7 @@ def test_a_refusal_by_the_operator_is_explained(box: cloche.Sandbox, installer: 
     assert done.exit_code != 0 and "does not allow" not in done.stderr, done
 
 
+@pytest.mark.long
 def test_without_an_index_installers_give_up_at_once_and_say_why(bare_dir: str) -> None:
     with embedding(bare_dir), cloche.Sandbox() as box:
         for command in INSTALLERS:

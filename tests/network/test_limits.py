@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Overriding the")
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=[pytest.param("asyncio", marks=pytest.mark.long), "uvloop"])
 def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
     return uvloop.EventLoopPolicy() if request.param == "uvloop" else asyncio.DefaultEventLoopPolicy()
 
@@ -292,7 +292,7 @@ async def test_a_slow_reader_slows_the_sender(opening: Opening, way: str) -> Non
         before = -1
         while before != door.door.moved_bytes:
             before = door.door.moved_bytes
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.3)  # a stream that is not held would have moved more
         assert 0 < door.door.moved_bytes < 64 << 20
         stop.set()
         if sending is not None:

@@ -164,6 +164,7 @@ def test_names_that_are_not_utf8_or_hold_line_ends_do_no_harm(client: OpenAI, co
     assert answer.content == b"x" and answer.headers["content-disposition"] == "inline; filename*=utf-8''a%0Ab.txt"
 
 
+@pytest.mark.long
 def test_a_file_that_does_not_fit_is_refused_and_the_container_lives(client: OpenAI, container: str):
     run(client, container, "f = open('fill', 'wb'); f.write(bytes(1000 << 20)); f.close()")
     with pytest.raises(openai.BadRequestError, match="No space left") as refused:

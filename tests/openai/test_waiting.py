@@ -89,7 +89,7 @@ async def test_all_waiting_counts_and_only_that():
             yield ServerEvent(name="", data=b"{}")
 
     waiting, events = AnswerDeadline(0.1), slow()
-    await asyncio.sleep(0.15)
+    await asyncio.sleep(0.15)  # longer than the deadline, which counts only while an event is awaited
     with pytest.raises(errors.UpstreamFailed, match="too long"):
         for _ in range(1000):
             await waiting.next(events)

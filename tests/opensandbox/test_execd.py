@@ -86,6 +86,7 @@ def test_an_interrupt_right_after_the_first_event_counts_while_the_kernel_starts
         assert list(coming)[-1]["type"] == "error"
 
 
+@pytest.mark.long
 def test_a_long_silence_is_filled_with_pings(execd: Execd):
     with execd.stream("import time; time.sleep(30)") as answer:
         coming = frames(answer)

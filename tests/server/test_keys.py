@@ -277,6 +277,7 @@ def test_a_server_whose_store_fails_for_a_while_learns_of_keys_again_and_ends_in
             assert server.process.wait(60) == 0
 
 
+@pytest.mark.long
 def test_without_a_server_the_command_changes_the_store(tmp_path):
     made = cloche(tmp_path, "key", "add", "--role", "admin", "--expires", "30d")
     assert re.fullmatch("e2b_[0-9a-f]{40}\n", made.stdout)

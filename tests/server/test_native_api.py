@@ -356,7 +356,7 @@ def test_an_upload_over_the_limit_and_one_that_breaks_off_leave_nothing(api: htt
         assert b" 413 " in plug.recv(4096)
     with _raw(api) as plug:
         plug.sendall(_head(api, "PUT", f"{box}/files/content?path=big", 10_000_000) + b"x" * 1_000_000)
-    time.sleep(0.2)
+    time.sleep(0.2)  # until the server has noticed: nothing shows that from outside
     assert api.get(f"{box}/files/exists", params=params).json() == {"exists": False}
     assert run(api, box, "1")["text"] == "1"
 

@@ -352,6 +352,7 @@ def test_leftovers_of_a_killed_builder_only_are_removed(tmp_path):
     assert catalogue.find_abandoned() == []
 
 
+@pytest.mark.long
 def test_a_killed_builder_leaves_nothing_visible_and_the_next_one_cleans_up(tiny, trace, tmp_path):
     """And says so in plain lines where there is no terminal. Nor does a second version run code of the packages."""
     catalogue, template, _ = tiny
