@@ -81,15 +81,13 @@ class DialectContext(ABC):
 
         Raises SandboxNotFound (also for one that the request may not see), Gone, SandboxPaused, and as `admit`.
         """
-        return await (await self.handle(connection)).running()
+        sandbox = await (await self.handle(connection)).running()
+        sandbox.check_running()  # it may be ending
+        return sandbox
 
     async def handle(self, connection: HTTPConnection) -> SandboxHandle:
         """The handle of the sandbox in the path, running or paused. Raises SandboxNotFound, Gone, and as `admit`."""
         return await self.engine.handle(self.sandbox_id(connection), self.visible_owner(connection))
-
-    async def find_sandbox(self, id: str, owner: str | None) -> Sandbox:
-        """As `sandbox`. `owner` is None for callers that hold a secret of that very sandbox, and for operators."""
-        return await (await self.engine.handle(id, owner)).running()
 
     async def body(self, request: Request) -> bytes:
         """The whole body. Raises TooLarge."""

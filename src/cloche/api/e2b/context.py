@@ -33,13 +33,13 @@ class E2bContext(DialectContext):
     def sandbox_id(self, connection: HTTPConnection) -> str:
         return strip_client_id(connection.path_params["id"])
 
-    async def find_sandbox(self, id: str, owner: str | None) -> Sandbox:
-        return (await self.registry.find(id, owner)).sandbox
+    async def sandbox(self, connection: HTTPConnection) -> Sandbox:
+        return (await self.e2b_sandbox(connection)).sandbox
 
-    async def e2b_sandbox(self, request: Request) -> E2bSandbox:
+    async def e2b_sandbox(self, connection: HTTPConnection) -> E2bSandbox:
         """The sandbox in the path, running or paused. Raises SandboxNotFound, Gone, and as `admit`."""
-        owner = self.owner(request)
-        return await self.registry.find(self.sandbox_id(request), owner)
+        owner = self.owner(connection)
+        return await self.registry.find(self.sandbox_id(connection), owner)
 
     def check_timeout(self, name: str, seconds: int, least: int = 0) -> None:
         """Raises InvalidRequest that names the field."""

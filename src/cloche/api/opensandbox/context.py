@@ -50,7 +50,7 @@ class OpenSandboxContext(DialectContext):
             raise errors.Unauthenticated(
                 f"{header} is missing or wrong: GET /sandboxes/ID/endpoints/{port} has it in `headers`"
             )
-        return await self.find_sandbox(id, None)
+        return await (await self.engine.handle(id, None)).running()
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         status, code = _status_and_code_of(error)
