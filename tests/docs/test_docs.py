@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +111,13 @@ def test_a_module_is_named_by_its_whole_path(page: Path):
     """On pages about the code, `pool.py` would be a module beside `errors.py`: that of the engine has directories."""
     names = re.findall(r"(?<![\w./*-])([\w-]+\.py)(?![\w/])", text_of(page))
     assert [name for name in names if not exists_exactly(name)] == []
+
+
+def test_the_layers_of_the_contributing_page_are_those_of_the_contract():
+    contracts = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    (layers,) = [each["layers"] for each in contracts if each["name"] == "Imports point down only"]
+    shown = section(REPOSITORY / "CONTRIBUTING.md", "Layout").partition("Imports point down only:\n\n")[2]
+    assert [layer.strip() for layer in shown.partition("\n\n")[0].split("→")] == layers
 
 
 def test_every_function_of_the_walks_exists():
