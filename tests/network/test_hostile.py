@@ -386,7 +386,7 @@ async def test_a_server_that_speaks_before_it_is_asked_is_none_of_http(opening: 
         reader, writer = await door.connect(f"good.test:{server.port}")
         assert await reader.readexactly(len(OK)) == OK
         writer.write(f"GET / HTTP/1.1\r\nHost: good.test:{server.port}\r\n\r\n".encode())
-        assert b"spoke before it was asked" in await read_all(reader)
+        assert b"sent data before a request" in await read_all(reader)
         writer.close()
     assert (await door.line()).verdict == "denied"
 

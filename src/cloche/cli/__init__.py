@@ -88,7 +88,7 @@ class LazyCommands(click.Group):
 def main(
     ctx: click.Context, file: str | None, data_dir: str | None, backend: str | None, log_format: str, verbose: bool
 ) -> None:
-    """Run code that nobody trusts, in sealed, pre-warmed sandboxes."""
+    """Run untrusted code in isolated, pre-warmed sandboxes."""
     _occupy_streams()
     configure_logging("json" if log_format == "json" else "console", "info" if verbose else "warning")
     flags = {"data_dir": data_dir, "backend": backend}

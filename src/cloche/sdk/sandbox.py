@@ -216,8 +216,8 @@ class Sandbox(SandboxInspection["Context"]):
         may call: `await get_weather(city="SF")`. Those of a `gather` run at the same time, each in a thread, and the
         program's time stands still meanwhile.
 
-        With `detach` it returns at once with a DetachedRun, which goes on whoever leaves: see `attach`. Nobody answers
-        it, so that `input` must be text or lines, and there are no `on_event` and `tools`.
+        With `detach` it returns at once with a DetachedRun, which continues without a client: see `attach`. No client
+        answers it, so `input` must be text or lines, and there are no `on_event` and `tools`.
         """
         chosen = self._choose_context(context)
         return chosen.run(

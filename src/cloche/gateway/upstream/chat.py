@@ -324,7 +324,7 @@ ChatBody = dict[str, Any]
 SHARED_OPTIONS = (
     "temperature top_p service_tier safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options user"
 ).split()
-"""What both APIs call the same. `metadata` is not among them: it is the client's own, and nobody else's business."""
+"""Fields with the same name in both APIs. `metadata` is not among them: it is private to the client."""
 
 CUSTOM_TOOL_PARAMETERS: Item = {
     "type": "object",

@@ -40,7 +40,7 @@ FORWARDED_OPTIONS = frozenset(
     "temperature top_p parallel_tool_calls reasoning text truncation service_tier safety_identifier prompt_cache_key "
     "prompt_cache_retention prompt_cache_options top_logprobs user prompt moderation".split()
 )
-"""`metadata` is not among them: it is the client's own, and may hold what is nobody else's business."""
+"""`metadata` is not among them: it is private to the client."""
 
 _MEANINGFUL_NULLS = frozenset({"result"})  # of an image that could not be made
 
