@@ -104,6 +104,7 @@ def test_login_with_a_key_leads_to_the_wanted_page_and_logout_works(browser: Bro
 def test_a_logged_in_user_is_redirected_past_the_login_page(visiting: Visiting, console: RunningServer) -> None:
     page = visiting("/login?next=/ui/usage")
     page.wait_for_url(f"{console.url}/ui/usage")
+    assert page.locator(".who").inner_text().split()[-2:] == ["local", "admin"]
 
 
 def test_a_login_link_replaces_an_existing_session(visiting: Visiting, console: RunningServer) -> None:

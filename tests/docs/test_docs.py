@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import shlex
 import subprocess
@@ -79,6 +80,7 @@ def names_of(file: Path) -> set[str]:
     return methods | {node.name for node in tree.body if isinstance(node, FUNCTIONS)}
 
 
+@functools.cache
 def functions_of(file: Path) -> set[str]:
     tree = ast.parse(file.read_text("utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, FUNCTIONS)}
@@ -234,7 +236,9 @@ def examples() -> list[tuple[Path, int]]:
 @pytest.mark.parametrize(("page", "number"), examples(), ids=lambda value: getattr(value, "name", value))
 def test_a_python_example_runs(library: str, page: Path, number: int):
     with cloche.Sandbox() as box:
-        exec(compile(blocks(page, "python")[number], f"{page.name}[{number}]", "exec"), {"box": box})
+        names = {"box": box}
+        exec(compile(blocks(page, "python")[number], f"{page.name}[{number}]", "exec"), names)
+    assert names["box"] is not None, "an example may use the sandbox, and not take it away"
 
 
 def test_the_first_command_of_the_readme_prints_42(template: Template, data_dir: str):

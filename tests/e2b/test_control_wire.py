@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from cloche import errors
 from cloche.api.dialect import NotSupported, decode_json_body
 from cloche.api.e2b.sandboxes_schema import (
+    E2bCreateRequest,
+    E2bSandboxQuery,
     SetTimeoutBody,
     decode_create_request,
     decode_metadata_filter,
@@ -193,9 +195,10 @@ def test_a_wrong_parameter_is_named(name, value):
 @given(st.binary(max_size=200))
 def test_no_body_breaks_the_reader(body):
     try:
-        decode_create_request(body, version=2)
+        asked = decode_create_request(body, version=2)
     except (errors.InvalidRequest, NotSupported):
-        pass
+        return
+    assert isinstance(asked, E2bCreateRequest)
 
 
 @given(
@@ -203,6 +206,7 @@ def test_no_body_breaks_the_reader(body):
 )
 def test_no_query_breaks_the_reader(query):
     try:
-        decode_sandbox_query(query)
+        asked = decode_sandbox_query(query)
     except errors.InvalidRequest:
-        pass
+        return
+    assert isinstance(asked, E2bSandboxQuery)

@@ -40,4 +40,5 @@ def test_a_clone_over_git_s_own_protocol(box: Sandbox):
 
 
 def test_root_s_repositories_can_be_read_by_root(box: Sandbox):
-    box.commands.run("git init -q /root/r && git -C /root/r status", user="root")
+    done = box.commands.run("git init -q /root/r && git -C /root/r status", user="root")
+    assert done.exit_code == 0 and "No commits yet" in done.stdout

@@ -153,4 +153,4 @@ async def test_a_watch_ends_with_its_sandbox(async_box):
     ended = asyncio.Event()
     await async_box.files.watch_dir(".", on_event=print, on_exit=lambda _error: ended.set(), timeout=0)
     await async_box.kill()
-    await asyncio.wait_for(ended.wait(), 20)
+    assert await asyncio.wait_for(ended.wait(), 20)

@@ -116,7 +116,9 @@ async def test_a_cancelled_wait_for_a_sandbox_leaves_no_trace(small: Engine):
 async def test_a_canary_flies_where_there_is_no_room_for_anybody(small: Engine):
     for _ in range(3):
         await small.create(of("ann"))
-    await Health(small, 30.0).check()
+    health = Health(small, 30.0)
+    await health.check()
+    assert health.verdict.ok
 
 
 async def test_a_request_that_makes_no_sense_does_not_wait_to_be_told(small: Engine):

@@ -112,16 +112,19 @@ async def test_no_program_reads_the_request_of_another(sown: Sandbox):
 async def test_one_that_is_killed_is_replaced_and_its_programs_live_on(sown: Sandbox):
     context = await sown.create_context()
     await context.execute("kept = 1").result()
-    waiting = asyncio.create_task(sown.commands.run("python3 -c 'import time; time.sleep(1); print(1)'; echo $?"))
-    await asyncio.sleep(0.3)
+    code = "import os, time; open('up', 'w').close()\nwhile os.path.exists('up'): time.sleep(0.01)\nprint(1)"
+    waiting = asyncio.create_task(sown.commands.run(f'python3 -c "{code}"; echo $?'))
+    while not await sown.files.exists("up"):
+        await asyncio.sleep(0.01)
     await signal_seed(sown, "KILL")
-    assert (await sown.commands.run("python3 -c 'print(2)'")).stdout == "2\n"
+    assert (await sown.commands.run("python3 -c 'print(2)'; rm up")).stdout == "2\n"
     assert (await waiting).stdout == "1\n0\n"
     assert (await context.execute("kept").result()).text == "1"
     ended = await context.execute("import os; os._exit(4)").result()
     assert "exited with code 4" in (ended.reason or "")
 
 
+@pytest.mark.long
 async def test_one_that_is_stopped_holds_up_init_once_and_nothing_runs_twice(sown: Sandbox):
     await signal_seed(sown, "STOP")
     source = "open('/mnt/data/ran', 'a').write('ran\\n')"
@@ -151,6 +154,7 @@ async def test_killing_fork_servers_makes_programs_start_cold_until_the_next(
     assert (await sown.commands.run(SEED)).stdout != ""
 
 
+@pytest.mark.long
 async def test_contexts_that_do_nothing_take_none_of_a_small_memory_where_init_counts(own_config, opening, walls: None):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(namespaces.cgroups, "probe_cgroups", lambda: cgroups.plan_cgroups([]))

@@ -53,9 +53,9 @@ async def test_a_paused_execution_continues_and_its_clock_stops(engine: Engine) 
     box = await engine.create(spec())
     code = "import time\nfor n in range(20): time.sleep(0.05)\n'done'"
     running = asyncio.create_task(box.context().execute(code, timeout_seconds=5).result())
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.1)
     await engine.pause(box.id, OWNER)
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.2)  # a program that went on would come closer to its end
     assert not running.done()
     await engine.resume(box.id, OWNER)
     assert (await running).text == "'done'"

@@ -222,7 +222,7 @@ async def test_an_unread_output_flood_waits_in_the_sandbox(tight):
     async with execution:
         async for _ in execution:
             break
-        await asyncio.sleep(1)
+        await asyncio.sleep(1)  # a flood that nothing held would take gigabytes
         assert host_memory_bytes() - before < 100 * MIB
     assert await alive(tight)
 
@@ -263,7 +263,9 @@ try:
     while len(held) < 2000: held.append(os.openpty())
 except OSError: pass
 open("/tmp/held", "w").close()
-import time; time.sleep(3)
+import time
+end = time.monotonic() + 5
+while time.monotonic() < end and not os.path.exists("/tmp/enough"): time.sleep(0.01)
 answer = len(held)
 """
     bomb = asyncio.create_task(attack(box, code))
@@ -274,6 +276,7 @@ answer = len(held)
     process = await neighbour.sandbox.commands.start("tty", pty=(24, 80), timeout_seconds=10)
     assert (await process.result()).stdout.startswith("/dev/pts/")
     os.close(os.openpty()[0])
+    await box.files.write("/tmp/enough", b"")
     assert await bomb <= 64
 
 
@@ -290,7 +293,9 @@ try:
         except OSError: pass
 except OSError: pass
 open("/tmp/held", "w").close()
-import time; time.sleep(3)
+import time
+end = time.monotonic() + 5
+while time.monotonic() < end and not os.path.exists("/tmp/enough"): time.sleep(0.01)
 answer = len(held)
 """
     bomb = asyncio.create_task(attack(box, code))
@@ -300,6 +305,7 @@ answer = len(held)
         await asyncio.sleep(0.02)
     result = await neighbour.sandbox.commands.run("head -c 3000000 /dev/zero", timeout_seconds=20)
     assert len(result.stdout) == 3_000_000
+    await box.files.write("/tmp/enough", b"")
     await asyncio.gather(bomb, return_exceptions=True)
 
 
@@ -317,7 +323,7 @@ for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0
 async def test_a_busy_program_leaves_the_processor_to_its_neighbour(tight, neighbour):
     command = "for i in 1 2 3 4 5 6; do (while :; do :; done) & done; wait"
     spinning = asyncio.create_task(tight.commands.run(command, timeout_seconds=3))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.3)  # the loops are busy by then; an earlier look would be easier to pass
     began = time.monotonic()
     run = (
         await neighbour.sandbox.context()

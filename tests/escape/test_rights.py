@@ -243,6 +243,8 @@ for kind in (resource.RLIMIT_CPU, resource.RLIMIT_NOFILE, resource.RLIMIT_AS, re
     except errors.ClocheError:
         pass
     await asyncio.wait_for(box.kill(), 10)
+    with pytest.raises(errors.ClocheError):
+        box.check_running()
 
 
 KILL_ALL = """
@@ -283,18 +285,22 @@ async def test_abstract_sockets_of_one_sandbox_are_not_in_another(box, attack, n
 async def test_locks_on_shared_files_do_not_stop_the_neighbour(box, neighbour):
     """Both see the same read-only files of the system: a lock on one must not keep anybody from using it."""
     code = """
-import fcntl, glob, time
+import fcntl, glob, os, time
 held = []
 for path in ["/usr/bin/env", "/bin/bash", *glob.glob("/opt/cloche/env/pyvenv.cfg")]:
     try: held.append(open(path)); fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError: pass
-time.sleep(2)
+open("/tmp/held", "w").close()
+while not os.path.exists("/tmp/enough"): time.sleep(0.01)
 """
     holding = asyncio.create_task(box.commands.run(["python3", "-c", code], timeout_seconds=10))
+    while not await box.files.exists("/tmp/held"):
+        await asyncio.sleep(0.01)
     assert (
         await neighbour.sandbox.commands.run("env true && python3 -c 'print(1)'", timeout_seconds=10)
     ).stdout == "1\n"
-    await holding
+    await box.files.write("/tmp/enough", b"")
+    assert (await holding).exit_code == 0
 
 
 @both

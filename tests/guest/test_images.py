@@ -250,6 +250,7 @@ def test_files_that_change_meanwhile_still_make_an_image(place, other):
     finally:
         over.set()
         changing.join()
+    assert (other / "big").stat().st_size <= 3 << 20
 
 
 # --- hostile bytes

@@ -187,6 +187,9 @@ async def test_expired_files_take_no_space(shelf: GatewayStore, monkeypatch: pyt
     monkeypatch.setattr(librechat, "MAX_OWNER_FILES", 1)
     await put(shelf, age_hours=30)
     await shelf.code_files.check_room("chat")
+    await put(shelf)
+    with pytest.raises(errors.TooLarge):
+        await shelf.code_files.check_room("chat")
 
 
 async def test_of_too_many_sessions_the_one_that_was_not_used_for_longest_is_forgotten(shelf: GatewayStore) -> None:

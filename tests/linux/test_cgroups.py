@@ -222,7 +222,7 @@ def test_a_process_can_move_itself_in(group: cgroups.Group) -> None:
     eventually(lambda: group.pids() == [pid] and group.processes() in (None, 1))
     os.close(reading)
     os.close(writing)
-    os.waitpid(pid, 0)
+    assert os.waitpid(pid, 0) == (pid, 0)
 
 
 def test_kill_and_remove_of_a_missing_group_do_nothing(parent: cgroups.InstanceGroups) -> None:

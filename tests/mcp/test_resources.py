@@ -97,6 +97,7 @@ async def test_changes_are_told_as_the_newest_version_has_it(connecting: Connect
                     kinds.add(type(event))
                     if kinds >= {ResourceUpdated, ResourcesListChanged}:
                         break
+        assert kinds == {ResourceUpdated, ResourcesListChanged}
 
 
 async def prompts_are_filled(client: Client) -> None:

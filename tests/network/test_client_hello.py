@@ -118,9 +118,11 @@ async def test_malformed_hellos_are_refused(raw: bytes) -> None:
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_hello_or_refused(raw: bytes) -> None:
     try:
-        parse_hello(b"\x01\x00\x00\x00" + raw)
+        name, has_early_data = parse_hello(b"\x01\x00\x00\x00" + raw)
     except BadClientHello:
-        pass
+        return
+    assert name is None or name == name.lower()
+    assert has_early_data in (True, False)
 
 
 @given(st.data())

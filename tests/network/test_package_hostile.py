@@ -321,11 +321,12 @@ _SAID = st.recursive(
 def test_whatever_an_index_says_is_read_or_refused(said: Any, letters: str) -> None:
     where = "https://index/simple/p/"
     for page in (letters, f'<a href="{letters}">', f"<base href='{letters}'><a href='p-1.whl'>"):
-        pypi.write_html(pypi.read_page("p", page.encode(), "text/html", where))
+        assert pypi.write_html(pypi.read_page("p", page.encode(), "text/html", where)).startswith(b"<!DOCTYPE html>")
     file = {"filename": "p-1.whl", "url": letters, "hashes": said, "yanked": said, "size": said, "core-metadata": said}
     for body in (said, {"files": said}, {"files": [file]}):
         with contextlib.suppress(pypi.BadIndexPage):
-            pypi.write_json(pypi.read_page("p", json.dumps(body).encode(), JSON, where))
+            written = pypi.write_json(pypi.read_page("p", json.dumps(body).encode(), JSON, where))
+            assert json.loads(written)["name"] == "p"
 
 
 async def test_a_page_may_not_name_files_in_the_hosts_own_networks(index: IndexServer, door: IndexDoor) -> None:
