@@ -68,6 +68,12 @@ def section(page: Path, title: str) -> str:
     return re.split(r"^## ", text_of(page).partition(f"\n## {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
 
 
+def anchors_of(page: Path) -> set[str]:
+    """The headings of a page as GitHub makes anchors of them."""
+    headings = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def exists_exactly(path: str) -> bool:
     return (REPOSITORY / path).exists() or (PACKAGE / path).exists()
 
@@ -134,6 +140,13 @@ def test_every_function_of_the_walks_exists():
 def test_every_link_leads_somewhere(page: Path):
     targets = re.findall(r"\]\(([^)#]+)", text_of(page))
     assert [each for each in targets if "://" not in each and not (page.parent / each).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_every_anchor_is_a_heading(page: Path):
+    links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", text_of(page))
+    ours = [((page.parent / file) if file else page, anchor) for file, anchor in links if "://" not in file]
+    assert [f"{file}#{anchor}" for file, anchor in ours if anchor not in anchors_of(file)] == []
 
 
 # --- what is listed is complete
