@@ -19,7 +19,7 @@ from tests.librechat.conftest import User
 
 from cloche.api.librechat.continuation import Continuation, ContinuationTokens
 from cloche.api.librechat.identity import LibreChatCaller
-from cloche.store.secret import server_secret
+from cloche.store.keys import server_secret
 
 Json = dict[str, Any]
 Run = Callable[[str, Json], Any]

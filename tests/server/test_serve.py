@@ -26,7 +26,7 @@ from cloche.cli.hosting import silence_uvicorn
 from cloche.config import load_config
 from cloche.linux import cpu_priority
 from cloche.linux.cgroups.files import HOST_LEAF, mounted_hierarchies
-from cloche.store.secret import server_secret
+from cloche.store.keys import server_secret
 from cloche.telemetry import log
 
 SECRET_CODE = "never_log_this = 6*7; print(never_log_this)"

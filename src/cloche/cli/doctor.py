@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator, Callable
 
 import click
 import msgspec
@@ -59,12 +60,37 @@ def _token_sections(config: Config) -> list[CheckupSection]:
 
 
 def _check_claims(quiet: bool) -> list[HostCheck]:
-    from cloche.cli.conformance import examine_claims
-
     show = (lambda check: None) if quiet else _print_check
     if not quiet:
         click.secho("Claims, each tried in a real sandbox", bold=True)
-    return asyncio.run(examine_claims(load_command_config(), show))
+    return asyncio.run(_examine_claims(load_command_config(), show))
+
+
+async def _examine_claims(config: Config, show: Callable[[HostCheck], None]) -> list[HostCheck]:
+    """Tries all claims and shows each at once. A sandbox that cannot be made is a claim that does not hold."""
+    checks = []
+    try:
+        async for check in _try_claims(config):
+            show(check)
+            checks.append(check)
+    except errors.ClocheError as error:
+        checks.append(HostCheck(name="a sandbox runs", state="missing", detail=str(error)))
+        show(checks[-1])
+    return checks
+
+
+async def _try_claims(config: Config) -> AsyncIterator[HostCheck]:
+    from cloche.cli.progress import show_progress  # here: all else works without an engine
+    from cloche.engine.operations.conformance import run_conformance
+    from cloche.sdk.assembly import assemble_engine
+    from cloche.templates import Catalogue, ensure_template
+
+    with show_progress("building python") as report:
+        await asyncio.to_thread(ensure_template, Catalogue(config.data_dir, config.aliases), "python", report)
+    async with assemble_engine(config) as engine:
+        async for outcome in run_conformance(engine):
+            state = "enforced" if outcome.passed else "missing"
+            yield HostCheck(name=outcome.name, state=state, detail=outcome.text, advice=outcome.detail)
 
 
 def _print_sections(sections: list[CheckupSection]) -> None:

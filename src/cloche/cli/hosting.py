@@ -33,8 +33,7 @@ from cloche.gateway.gateway import Gateway
 from cloche.sdk.assembly import assemble_engine
 from cloche.store.audit import AuditFileWriter
 from cloche.store.gateway import GatewayStore
-from cloche.store.keys import StoredKeys
-from cloche.store.secret import server_secret
+from cloche.store.keys import StoredKeys, server_secret
 from cloche.telemetry import log
 
 # The listening sockets of the server: an address for its clients, and a control socket for its operator.
