@@ -1,4 +1,7 @@
-"""The session of `cloche chat`, after its command line is parsed, and the server that it talks to."""
+"""The session of `cloche chat`, after its command line is parsed, and the server that it talks to.
+
+A lazy-import border: `cloche chat --help` loads none of it.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ added.
 The program speaks with a stand-in that the sandbox's own authority vouches for; the far server is reached
 over TLS of the proxy's own, and must prove its identity as to any client. Only HTTP/1.1 is spoken, since only
 a protocol that is understood can be rewritten.
+
+A lazy-import border: it needs `cryptography`, and only a sandbox with secrets needs it.
 """
 
 from __future__ import annotations
