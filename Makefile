@@ -51,12 +51,17 @@ serve: setup ## Serve sandboxes on http://127.0.0.1:8000; others with SERVE_FLAG
 	@exec $(BIN)/cloche serve $(SERVE_FLAGS)
 
 .PHONY: check
-check: setup ## Lint, check formatting, types, the direction of imports and the prose
+check: setup ## Lint, check formatting, types, the direction of imports, the prose and generated code
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/tree_metrics.py --prose-limit 5
+	$(BIN)/python tools/generate_blocking.py --check
+
+.PHONY: generate
+generate: setup ## Generate the blocking library from the awaiting one
+	$(BIN)/python tools/generate_blocking.py
 
 .PHONY: format
 format: setup ## Format the code and fix what can be fixed

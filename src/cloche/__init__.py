@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from cloche.notebook import Cell as Cell
     from cloche.notebook import History as History
     from cloche.sdk.async_parts import AsyncDetachedRun as AsyncDetachedRun
+    from cloche.sdk.async_resources import AsyncSnapshots as AsyncSnapshots
+    from cloche.sdk.async_resources import AsyncVolumes as AsyncVolumes
     from cloche.sdk.async_sandbox import AsyncContext as AsyncContext
     from cloche.sdk.async_sandbox import AsyncSandbox as AsyncSandbox
     from cloche.sdk.async_sandbox import arun as arun
     from cloche.sdk.parts import CommandResult as CommandResult
     from cloche.sdk.parts import DetachedRun as DetachedRun
-    from cloche.sdk.resources import AsyncSnapshots as AsyncSnapshots
-    from cloche.sdk.resources import AsyncVolumes as AsyncVolumes
     from cloche.sdk.resources import Snapshots as Snapshots
     from cloche.sdk.resources import Volumes as Volumes
     from cloche.sdk.resources import snapshots as snapshots
@@ -77,11 +77,11 @@ _EXPORT_MODULES = {
     "Context": "cloche.sdk.sandbox",
     "Sandbox": "cloche.sdk.sandbox",
     "run": "cloche.sdk.sandbox",
-    "AsyncSnapshots": "cloche.sdk.resources",
+    "AsyncSnapshots": "cloche.sdk.async_resources",
     "Snapshots": "cloche.sdk.resources",
     "snapshots": "cloche.sdk.resources",
     "Tool": "cloche.sdk.tools",
-    "AsyncVolumes": "cloche.sdk.resources",
+    "AsyncVolumes": "cloche.sdk.async_resources",
     "Volumes": "cloche.sdk.resources",
     "volumes": "cloche.sdk.resources",
     "Variable": "cloche.model",

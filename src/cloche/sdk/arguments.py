@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import inspect
+import os
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -14,6 +17,7 @@ from cloche.file_content import Chunk, Content
 from cloche.input_answers import InputSource
 from cloche.model import (
     Limits,
+    Mark,
     OnDeadline,
     SandboxSpec,
     SnapshotInfo,
@@ -117,6 +121,8 @@ SnapshotLike = str | SnapshotInfo
 VolumeLike = str | VolumeInfo
 VolumesLike = Mapping[str, VolumeLike] | None
 SandboxState = Literal["running", "paused"]
+
+PathLike = str | os.PathLike[str]
 
 LOCAL_OWNER = "local"
 _END = object()
@@ -226,6 +232,28 @@ def detached_input(input: object, on_event: object, tools: object) -> list[str] 
     for line in input:
         check_input_line(line)
     return list(input)
+
+
+def checkpoint_id(mark: Mark | str) -> str:
+    """The id of a checkpoint. Raises InvalidRequest for a value that cannot name one."""
+    id = mark.id if isinstance(mark, Mark) else mark
+    if not isinstance(id, str) or not id:
+        raise errors.InvalidRequest(f"expected a checkpoint or its id, not {mark!r}")
+    return id
+
+
+def check_event_number(after: object) -> None:
+    """Raises InvalidRequest."""
+    if type(after) is not int or after < 0:
+        raise errors.InvalidRequest(f"after must be the number of an event, 0 for all of them, not {after!r}")
+
+
+def writable_path(path: PathLike) -> Path:
+    """Raises FileNotFoundError that names the directory which is missing."""
+    place = Path(path)
+    if not (directory := place.absolute().parent).is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(directory))
+    return place
 
 
 def checked_env(env: Mapping[str, str] | None) -> dict[str, str] | None:

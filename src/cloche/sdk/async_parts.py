@@ -1,39 +1,50 @@
-"""The parts of an AsyncSandbox: the same as `cloche.sdk.parts`, with `await` and `async for`."""
+"""The parts of an AsyncSandbox: streams, files, watches, commands, processes, detached runs, network."""
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, overload
 
-from cloche.events import AnyEvent, Ended, ProcessEvent, Run, RunInfo
+from cloche.events import AnyEvent, Ended, ProcessEvent, ProcessResult, Run, RunInfo
 from cloche.file_content import Content
 from cloche.model import FileChange, FileInfo, Outcome, ProcessInfo, User
+from cloche.network_policy import NetworkPolicy
 from cloche.sdk import backend
-from cloche.sdk.arguments import checked_answer, checked_stdin, command_env, content_from_loop, encode_stdin
-from cloche.sdk.backend import Transport, transport_to
-from cloche.sdk.parts import CommandResult, EventCursor
+from cloche.sdk.arguments import (
+    NetworkLike,
+    SecretsLike,
+    changed_policy,
+    checked_answer,
+    checked_stdin,
+    command_env,
+    content_from_loop,
+    encode_stdin,
+)
+from cloche.sdk.backend import NetworkLog, Transport, open_transport
+from cloche.sdk.work import EventCursor, StreamedExecution, enter_watch, next_or_none, run_function
+
+CommandResult = ProcessResult
 
 
 class AsyncStream:
-    """An async iterator of events. `aclose()`, leaving its `async with`, or letting go of it early interrupts."""
+    """An async iterator of events. `aclose()`, leaving its `async with`, or dropping it interrupts the program."""
 
-    def __init__(self, transport: Transport, make: Callable[[], Awaitable[backend.BackendExecution]]):
+    def __init__(self, transport: Transport, start: Callable[[], Awaitable[backend.BackendExecution]]):
         self._transport = transport
-        self._make = make
-        self._execution: backend.BackendExecution | None = None
+        self._execution = StreamedExecution(start)
         self._over = False
         self._waiting: list[AnyEvent] = []
+        # blocking: transport.call(self._execution.open)
 
     def __aiter__(self) -> AsyncIterator[AnyEvent]:
         return self
 
     async def __anext__(self) -> AnyEvent:
         if not self._waiting and not self._over:
-            self._waiting = (await self._transport.acall(self._next_batch))[::-1]
-            self._over = not self._waiting
+            batch = await self._transport.acall(self._execution.next_events)
+            self._waiting, self._over = batch[::-1], not batch
         if not self._waiting:
             raise StopAsyncIteration
         return self._waiting.pop()
@@ -48,38 +59,22 @@ class AsyncStream:
 
     async def interrupt(self) -> None:
         """Interrupts the program; the stream goes on to its `Ended`."""
-
-        async def work() -> None:
-            if self._execution is not None:
-                self._execution.interrupt()
-
-        await self._transport.acall(work)
+        await self._transport.acall(self._execution.interrupt)
 
     async def answer(self, text: str) -> None:
         """The line for which the program waits after an Input event, where `input=True` was given."""
         line = checked_answer(text)
-
-        async def work() -> None:
-            if self._execution is not None:
-                self._execution.answer(line)
-
-        await self._transport.acall(work)
+        await self._transport.acall(lambda: self._execution.answer(line))
 
     async def aclose(self) -> None:
         self._over = True
         self._waiting = []
-        if self._execution is not None and self._execution.ended is None:
-            await self._transport.acall(self._execution.aclose)
+        if self._execution.running:
+            await self._transport.acall(self._execution.stop)
 
     def __del__(self) -> None:
-        execution = self._execution
-        if execution is not None and execution.ended is None:
-            self._transport.spawn(execution.aclose)
-
-    async def _next_batch(self) -> list[AnyEvent]:
-        if self._execution is None:
-            self._execution = await self._make()
-        return await self._execution.next_events()
+        if self._execution.running:
+            self._transport.spawn(self._execution.stop)
 
 
 class AsyncFiles:
@@ -101,12 +96,8 @@ class AsyncFiles:
         """The content in chunks of up to 1 MiB."""
         self._core.check_running()
         chunks = await self._transport.acall(lambda: self._core.files.open_read(path, user=user))
-
-        async def take() -> bytes | None:
-            return await anext(chunks, None)
-
         try:
-            while (chunk := await self._transport.acall(take)) is not None:
+            while (chunk := await self._transport.acall(lambda: next_or_none(chunks))) is not None:
                 yield chunk
         finally:
             self._transport.spawn(chunks.aclose)
@@ -159,9 +150,10 @@ class AsyncWatch:
     def __init__(self, transport: Transport, core: backend.BackendWatch):
         self._transport = transport
         self._core = core
+        # blocking: transport.call(lambda: enter_watch(core))
 
     async def __aenter__(self) -> AsyncWatch:
-        await self._transport.acall(self._core.__aenter__)
+        await self._transport.acall(lambda: enter_watch(self._core))  # awaiting only
         return self
 
     async def __aexit__(
@@ -173,19 +165,13 @@ class AsyncWatch:
         return self
 
     async def __anext__(self) -> FileChange:
-        async def take() -> FileChange | None:
-            return await anext(self._core, None)
-
-        change = await self._transport.acall(take)
+        change = await self._transport.acall(lambda: next_or_none(self._core))
         if change is None:
             raise StopAsyncIteration
         return change
 
     async def close(self) -> None:
-        async def work() -> None:
-            self._core.close()
-
-        await self._transport.acall(work)
+        await self._transport.acall(lambda: run_function(self._core.close))
 
 
 class AsyncProcess:
@@ -214,7 +200,8 @@ class AsyncProcess:
 
     async def __anext__(self) -> ProcessEvent:
         if not self._waiting:
-            self._waiting = (await self._transport.acall(self._core.next_events))[::-1]
+            batch = await self._transport.acall(self._core.next_events)
+            self._waiting = batch[::-1]
         if not self._waiting:
             raise StopAsyncIteration
         return self._waiting.pop()
@@ -225,11 +212,7 @@ class AsyncProcess:
 
     async def kill(self, number: int = signal.SIGKILL) -> None:
         """Signals it, with all that it started."""
-
-        async def work() -> None:
-            self._core.kill(number)
-
-        await self._transport.acall(work)
+        await self._transport.acall(lambda: run_function(self._core.kill, number))
 
     async def send_stdin(self, data: bytes | str) -> None:
         """Raises InvalidRequest unless it was started with `stdin=True` and still reads."""
@@ -237,10 +220,7 @@ class AsyncProcess:
         await self._transport.acall(lambda: self._core.send_stdin(content))
 
     async def close_stdin(self) -> None:
-        async def work() -> None:
-            self._core.close_stdin()
-
-        await self._transport.acall(work)
+        await self._transport.acall(lambda: run_function(self._core.close_stdin))
 
 
 class AsyncCommands:
@@ -315,16 +295,50 @@ class AsyncCommands:
         await self._transport.acall(lambda: self._core.commands.kill(id))
 
 
-# Detached runs, which outlive their connection: as in `cloche.sdk.detached`, with `await` and `async for`.
+class AsyncNetwork:
+    """The network policy and log of a sandbox."""
+
+    def __init__(self, transport: Transport, core: backend.BackendSandbox):
+        self._transport = transport
+        self._core = core
+
+    @property
+    def policy(self) -> Awaitable[NetworkPolicy]:  # blocking: def policy(self) -> NetworkPolicy:
+        """The current policy: `await box.network.policy`. Secrets are shown without their values."""
+        self._core.check_running()
+        return self._transport.acall(self._core.network.policy)
+
+    async def log(self) -> NetworkLog:
+        """The connections that its programs tried, with their verdicts: the oldest first."""
+        self._core.check_running()
+        return await self._transport.acall(self._core.network.log)
+
+    async def set(self, network: NetworkLike, secrets: SecretsLike = None) -> NetworkPolicy:
+        """Replaces the policy from now on and returns the new one; connections that it no longer allows end.
+
+        Without `secrets` the present ones stay where their domains are still allowed; `[]` removes them. Raises
+        InvalidRequest for a bad policy and for one that the host's operator does not allow; then nothing changes.
+        """
+        policy, keep = changed_policy(network, secrets)
+        self._core.check_running()
+        return await self._transport.acall(lambda: self._core.network.set(policy, keep_secrets=keep))
+
+
+# Detached runs, which outlive the connection that began them.
 
 
 class AsyncAttachment:
-    """An async iterator of a run's events; see `Attachment`. It raises errors at its first use."""
+    """An async iterator of a run's events, until `Ended`. Leaving it changes nothing: the run goes on.
+
+    `last_event` is the number of the event that it gave last. When the connection to a server is lost it raises
+    Unavailable; iterating again goes on after that event. Errors are raised at its first use.
+    """
 
     def __init__(self, transport: Transport, id: str, after: int, run: AsyncDetachedRun | None = None):
         self._position = EventCursor(transport, id, after)
         self._transport = transport
         self._run = run
+        # blocking: transport.call(self._position.open)
 
     @property
     def last_event(self) -> int:
@@ -362,7 +376,11 @@ class AsyncAttachment:
 
 
 class AsyncDetachedRun:
-    """A run that goes on by itself; see `DetachedRun`."""
+    """A run that goes on by itself, and is kept for a while when it has ended.
+
+    `last_event` is the number of the last event that was seen through this object, 0 at first; `state` ("running"
+    or "ended") and `outcome` are the last known ones: `info()` updates them.
+    """
 
     def __init__(self, transport: Transport, info: RunInfo):
         self._transport = transport
@@ -373,7 +391,7 @@ class AsyncDetachedRun:
     @classmethod
     async def connect(cls, id: str, *, url: str | None = None, api_key: str | None = None) -> AsyncDetachedRun:
         """The run of that id, also when its sandbox has ended, or its server was started anew. Raises RunNotFound."""
-        transport = await asyncio.to_thread(transport_to, url, api_key)
+        transport = await open_transport(url, api_key)
         return cls(transport, await transport.acall(lambda: transport.runs.info(id)))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The asynchronous library: the same as `cloche.sdk.sandbox`, with `await` and `async for`."""
+"""The awaiting library: `cloche.sdk.sandbox`, the blocking one, is generated from it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 import builtins
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from types import TracebackType
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Self, TypedDict, Unpack, overload
 
 from cloche import errors
 from cloche.events import AnyEvent, Run, RunFold
 from cloche.input_answers import InputSource
-from cloche.model import OnDeadline, SandboxInfo, SnapshotInfo, check_seconds
+from cloche.model import Mark, OnDeadline, SandboxInfo, SnapshotInfo, Variables, check_seconds
+from cloche.notebook import History
 from cloche.sdk import backend
 from cloche.sdk.arguments import (
     LimitsLike,
     NetworkLike,
+    PathLike,
     SandboxState,
     SecretsLike,
     TemplateLike,
@@ -23,18 +25,25 @@ from cloche.sdk.arguments import (
     check_count,
     check_flag,
     check_state,
+    checkpoint_id,
     detached_input,
     input_from_loop,
     run_env,
     sandbox_spec,
+    writable_path,
 )
-from cloche.sdk.async_parts import AsyncAttachment, AsyncCommands, AsyncDetachedRun, AsyncFiles, AsyncStream
-from cloche.sdk.backend import Transport, transport_to
-from cloche.sdk.inspect import AsyncContextCheckpoints, AsyncContextInspection, AsyncSandboxInspection
-from cloche.sdk.network import AsyncNetwork
-from cloche.sdk.tools import ToolsLike, answering_tools, toolbox_from_loop
+from cloche.sdk.async_parts import (
+    AsyncAttachment,
+    AsyncCommands,
+    AsyncDetachedRun,
+    AsyncFiles,
+    AsyncNetwork,
+    AsyncStream,
+)
+from cloche.sdk.backend import Transport, open_transport
+from cloche.sdk.tools import ToolsLike, answering_tools, offered_tools, toolbox_from_loop
 
-AsyncInput = InputSource | Callable[[str], Awaitable[str]]
+AsyncInput = InputSource | Callable[[str], Awaitable[str]]  # awaiting only
 OnEvent = Callable[[AnyEvent], object]
 
 
@@ -55,10 +64,25 @@ class AsyncSandboxRunOptions(AsyncRunOptions, total=False):
     context: AsyncContext | str | None
 
 
-class AsyncSandbox(AsyncSandboxInspection["AsyncContext"]):
+class AsyncSandbox:
     """A sealed place to run code in: `async with AsyncSandbox() as box`, or `box = await AsyncSandbox()`.
 
-    It may be used from several tasks, threads and event loops. Everything else is as in `Sandbox`.
+        async with cloche.AsyncSandbox() as box:
+            await box.run("x = 6 * 7")
+            (await box.run("x")).text    # '42': state lives on
+
+    It may be used from several tasks, threads and event loops.
+
+    `template` can also be a snapshot of a sandbox. `timeout` is its lifetime in seconds (by default until
+    closed); with `on_timeout="pause"` it is paused then, with its memory unless `pause_memory` is False. With
+    `auto_resume` any use of a paused sandbox resumes it; else that raises SandboxPaused. `network` is its network
+    policy, such as `{"allow": ["pypi.org", "*.example.com"]}`: by default that of the template and the host,
+    which allows nothing unless they were changed; False or `{}` allows nothing in any case. `secrets`, each
+    `{"domain", "header" or "name", "value"}`, are added to its requests on their way out, and never seen inside.
+    `volumes` has named volumes by path, such as `{"/mnt/data-set": volume}`. With `url` and `api_key`, or
+    CLOCHE_URL and CLOCHE_API_KEY, it is on a server, else in this process, where the first use of the built-in
+    template builds it. Raises TemplateNotFound, InvalidRequest, IsolationUnavailable (`cloche doctor` explains),
+    NurseryFailed, Unauthenticated, or Unavailable where there is no server.
     """
 
     def __init__(
@@ -83,14 +107,18 @@ class AsyncSandbox(AsyncSandboxInspection["AsyncContext"]):
             template, env, metadata, limits, timeout, network, secrets, on_timeout, pause_memory, auto_resume, volumes
         )
         self._made: backend.BackendSandbox | None = None
+        # blocking: self._create_once()
 
     @classmethod
     async def connect(
         cls, id: str, *, timeout: float | None = None, url: str | None = None, api_key: str | None = None
     ) -> AsyncSandbox:
-        """The sandbox of that id; one that is paused is resumed. See `Sandbox.connect`."""
+        """The sandbox of that id; one that is paused is resumed. `timeout` moves its deadline, in seconds from now.
+
+        Raises SandboxNotFound, SandboxExpired, SandboxKilled or SandboxLost.
+        """
         check_seconds("timeout", timeout)
-        transport = await _open_transport(url, api_key)
+        transport = await open_transport(url, api_key)
         return cls._from_core(transport, await transport.acall(lambda: transport.connect(id, timeout)))
 
     @classmethod
@@ -99,16 +127,16 @@ class AsyncSandbox(AsyncSandboxInspection["AsyncContext"]):
     ) -> builtins.list[SandboxInfo]:
         """The caller's sandboxes that run or are paused; with `state`, "running" or "paused", only these."""
         check_state(state)
-        transport = await _open_transport(url, api_key)
+        transport = await open_transport(url, api_key)
         return [each for each in await transport.acall(transport.list) if state in (None, each.state)]
 
     @classmethod
     def _from_core(cls, transport: Transport, core: backend.BackendSandbox) -> AsyncSandbox:
-        self = cls()
+        self = cls()  # blocking: self = cls.__new__(cls)
         self._attach_core(transport, core)
         return self
 
-    def __await__(self) -> Generator[Any, None, AsyncSandbox]:
+    def __await__(self) -> Generator[Any, None, AsyncSandbox]:  # awaiting only
         return self._create_once().__await__()
 
     async def __aenter__(self) -> AsyncSandbox:
@@ -121,7 +149,7 @@ class AsyncSandbox(AsyncSandboxInspection["AsyncContext"]):
 
     async def _create_once(self) -> AsyncSandbox:
         if self._made is None:
-            transport = await _open_transport(*self._server)
+            transport = await open_transport(*self._server)
             self._attach_core(transport, await transport.acall(lambda: transport.create(self._spec)))
         return self
 
@@ -164,7 +192,11 @@ class AsyncSandbox(AsyncSandboxInspection["AsyncContext"]):
             await self.kill()
 
     async def pause(self, *, memory: bool = True) -> SandboxInfo:
-        """Stops all its programs, until `resume` or `connect`. See `Sandbox.pause`."""
+        """Stops its programs and its deadline; `resume` or `connect` lets them go on as if nothing had been.
+
+        Without `memory` they end: only its files, environment and network policy are kept, and it takes no memory.
+        Raises SandboxPaused if it is paused already, and Unavailable if it cannot be paused: then it runs on.
+        """
         check_flag("memory", memory)
         return await self._transport.acall(lambda: self._core.pause(memory=memory))
 
@@ -174,7 +206,11 @@ class AsyncSandbox(AsyncSandboxInspection["AsyncContext"]):
         return await self._transport.acall(lambda: self._core.resume(timeout))
 
     async def snapshot(self, name: str | None = None) -> SnapshotInfo:
-        """Keeps its files and environment as they are now. See `Sandbox.snapshot`."""
+        """Keeps its files and environment as they are now: `Sandbox(template=snapshot)` begins there.
+
+        A name that another snapshot has is this one's from now on. Programs stand still for a moment; one that is
+        paused stays so. Raises Unavailable or TooLarge.
+        """
         return await self._transport.acall(lambda: self._core.snapshot(name))
 
     async def fork(self, count: int = 1, *, timeout: float | None = None) -> builtins.list[AsyncSandbox]:
@@ -205,9 +241,18 @@ class AsyncSandbox(AsyncSandboxInspection["AsyncContext"]):
         tools: ToolsLike = None,
         detach: bool = False,
     ) -> Run | AsyncDetachedRun:
-        """Runs code to its end; see `Sandbox.run`. Cancelling the task interrupts the program.
+        """Runs code to its end. What the program does wrong is in the Run, never an exception.
 
-        `tools` that are coroutine functions run on the caller's own event loop.
+        `env` and `cwd` hold for this run. `timeout` in seconds; when it passes the program is interrupted, then
+        killed. `input` answers `input()`: a string's lines, strings, or a callable that is given the prompt.
+        `on_event` sees every event as it comes. `tools` are functions by their names, or `cloche.Tool`s, which the code
+        may call: `await get_weather(city="SF")`. Those of a `gather` run at the same time, each in a thread, and the
+        program's time stands still meanwhile.
+
+        With `detach` it returns at once with an AsyncDetachedRun, which continues without a client: see `attach`. No
+        client answers it, so `input` must be text or lines, and there are no `on_event` and `tools`.
+
+        Cancelling the task interrupts the program. `tools` that are coroutine functions run on the caller's loop.
         """
         chosen = self._choose_context(context)
         return await chosen.run(
@@ -215,7 +260,10 @@ class AsyncSandbox(AsyncSandboxInspection["AsyncContext"]):
         )
 
     def attach(self, id: str, *, after: int = 0) -> AsyncAttachment:
-        """The events of a detached run after number `after`, live until `Ended`; see `Sandbox.attach`."""
+        """The events of a detached run after number `after`, live until `Ended`.
+
+        Raises RunNotFound, and InvalidRequest if it has not that many events.
+        """
         return AsyncAttachment(self._transport, id, after)
 
     async def runs(self) -> builtins.list[AsyncDetachedRun]:
@@ -234,8 +282,22 @@ class AsyncSandbox(AsyncSandboxInspection["AsyncContext"]):
         input: AsyncInput = None,
         tools: ToolsLike = None,
     ) -> AsyncStream:
-        """The events of a run as they come, `Started` to `Ended`. Leaving its `async with` early interrupts."""
+        """The events of a run as they come, `Started` to `Ended`. Leaving it early interrupts the program."""
         return self._choose_context(context).stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
+
+    async def variables(self, *, context: AsyncContext | str | None = None) -> Variables:
+        """The variables of a context, by default of the default one; see `AsyncContext.variables`."""
+        return await self._choose_context(context).variables()
+
+    async def history(self, *, context: AsyncContext | str | None = None) -> History:
+        """The cells that ran in it, or in one context, with their outputs. The history is bounded: see `dropped`."""
+        if context is not None:
+            return await self._choose_context(context).history()
+        return await self._transport.acall(self._core.history)
+
+    async def export_notebook(self, path: PathLike, *, context: AsyncContext | str | None = None) -> None:
+        """Writes the history of a context, by default of the default one, to a file that Jupyter opens."""
+        await self._choose_context(context).export_notebook(path)
 
     def _choose_context(self, context: AsyncContext | str | None) -> AsyncContext:
         if isinstance(context, AsyncContext):
@@ -243,8 +305,12 @@ class AsyncSandbox(AsyncSandboxInspection["AsyncContext"]):
         return AsyncContext(self._transport, self._core.context(context))
 
 
-class AsyncContext(AsyncContextCheckpoints, AsyncContextInspection):
+class AsyncContext:
     """A namespace with its own kernel in a sandbox. Keeps its id when it is restarted or its kernel dies."""
+
+    def __init__(self, transport: Transport, core: backend.BackendContext):
+        self._transport = transport
+        self._core = core
 
     def __repr__(self) -> str:
         return f"<cloche.AsyncContext {self.id}>"
@@ -289,7 +355,8 @@ class AsyncContext(AsyncContextCheckpoints, AsyncContextInspection):
         if on_event is not None or tools is not None:
             stream = self.stream(code, env=env, cwd=cwd, timeout=timeout, input=input, tools=tools)
             return await _run_watched(stream, on_event or _ignore_event)
-        given, answers = run_env(env, cwd), input_from_loop(input)
+        given = run_env(env, cwd)
+        answers = input_from_loop(input)  # blocking: answers = input
         return await self._transport.acall(
             lambda: self._core.run(code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers)
         )
@@ -305,17 +372,17 @@ class AsyncContext(AsyncContextCheckpoints, AsyncContextInspection):
         tools: ToolsLike = None,
     ) -> AsyncStream:
         """As `AsyncSandbox.stream`."""
-        given, answers = run_env(env, cwd), input_from_loop(input)
-        toolbox = toolbox_from_loop(tools)
-        offered = toolbox.offered if toolbox is not None else ()
-
-        async def make() -> backend.BackendExecution:
-            execution = await self._core.execute(
-                code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers, tools=offered
-            )
-            return answering_tools(execution, toolbox)
-
-        return AsyncStream(self._transport, make)
+        given, toolbox = run_env(env, cwd), toolbox_from_loop(tools)
+        answers = input_from_loop(input)  # blocking: answers = input
+        return AsyncStream(
+            self._transport,
+            lambda: answering_tools(
+                self._core.execute(
+                    code, env=given, cwd=cwd, timeout_seconds=timeout, input=answers, tools=offered_tools(toolbox)
+                ),
+                toolbox,
+            ),
+        )
 
     async def interrupt(self) -> bool:
         """Interrupts the running execution; the state is kept. False if nothing runs."""
@@ -324,6 +391,55 @@ class AsyncContext(AsyncContextCheckpoints, AsyncContextInspection):
     async def restart(self) -> None:
         """Starts a new kernel under the same id; the state is lost, and a running execution ends."""
         await self._transport.acall(self._core.restart)
+
+    async def checkpoint(self) -> Mark:
+        """Saves its state (variables, imports, everything in memory) as it is when the running execution has ended.
+
+        Raises NotCopyable for a program with threads, connections or child processes, and InvalidRequest where there
+        are 32 already. Files are not part of it.
+        """
+        return await self._transport.acall(self._core.checkpoint)
+
+    async def rollback(self, mark: Mark | str) -> None:
+        """Takes its state back to a checkpoint, which stays. Processes that it has started since are killed.
+
+        Files stay as they are. Raises CheckpointNotFound.
+        """
+        id = checkpoint_id(mark)
+        await self._transport.acall(lambda: self._core.rollback(id))
+
+    async def fork(self, count: int = 1) -> list[Self]:
+        """New contexts of its sandbox that have its state; from then on each has its own. Raises as `checkpoint`."""
+        made = await self._transport.acall(lambda: self._core.fork(count))
+        return [type(self)(self._transport, core) for core in made]
+
+    async def checkpoints(self) -> list[Mark]:
+        """Its checkpoints, the oldest first."""
+        return await self._transport.acall(self._core.checkpoints)
+
+    async def forget(self, mark: Mark | str) -> None:
+        """Lets go of a checkpoint, and of the memory that it holds. Raises CheckpointNotFound."""
+        id = checkpoint_id(mark)
+        await self._transport.acall(lambda: self._core.forget(id))
+
+    async def variables(self) -> Variables:
+        """The names in its namespace and their values, read between two executions, without running the program's
+        code.
+
+        Values of Python's own types, arrays and tables have a preview; other objects have the name of their class.
+        Raises InvalidRequest for a language that has none.
+        """
+        return await self._transport.acall(self._core.variables)
+
+    async def history(self) -> History:
+        """The cells that ran in it with their outputs, in their order. The history is bounded: see `dropped`."""
+        return await self._transport.acall(self._core.history)
+
+    async def export_notebook(self, path: PathLike) -> None:
+        """Writes its history to a file that Jupyter opens. Raises OSError where it cannot be written."""
+        place = writable_path(path)
+        content = await self._transport.acall(self._core.notebook)
+        await asyncio.to_thread(place.write_bytes, content)  # blocking: place.write_bytes(content)
 
     async def _start_detached(
         self,
@@ -373,11 +489,6 @@ async def arun(code: str, *, template: str = "python", timeout: float | None = N
     """Runs code in a sandbox of its own, which is gone afterwards."""
     async with AsyncSandbox(template) as box:
         return await box.run(code, timeout=timeout, input=input)
-
-
-async def _open_transport(url: str | None, api_key: str | None) -> Transport:
-    """An engine's first start takes a moment, which must not stop the caller's loop."""
-    return await asyncio.to_thread(transport_to, url, api_key)
 
 
 async def _run_watched(stream: AsyncStream, on_event: OnEvent) -> Run:

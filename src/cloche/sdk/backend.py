@@ -7,6 +7,7 @@ the engine's objects, `remote*.py` out of `/api/v1`. All of it belongs to one ev
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import html
 import os
@@ -401,3 +402,8 @@ def transport_to(url: str | None, api_key: str | None) -> Transport:
     from cloche.sdk.embedded import embedded_engine
 
     return embedded_engine()
+
+
+async def open_transport(url: str | None, api_key: str | None) -> Transport:
+    """As `transport_to`, in a thread: an engine's first start takes a moment, which must not stop the caller's loop."""
+    return await asyncio.to_thread(transport_to, url, api_key)

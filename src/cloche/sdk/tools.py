@@ -8,7 +8,7 @@ import asyncio
 import contextvars
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -173,6 +173,11 @@ def toolbox_from_loop(tools: ToolsLike) -> Toolbox | None:
     return None if tools is None else make_toolbox(tools, asyncio.get_running_loop())
 
 
+def offered_tools(toolbox: Toolbox | None) -> Sequence[Offered]:
+    """The definitions of its tools."""
+    return toolbox.offered if toolbox is not None else ()
+
+
 class ToolAnsweringExecution:
     """An execution that answers its calls of tools as its events are taken."""
 
@@ -250,7 +255,11 @@ class ToolAnsweringExecution:
         self._toolbox.close()
 
 
-def answering_tools(execution: backend.BackendExecution, toolbox: Toolbox | None) -> backend.BackendExecution:
+async def answering_tools(
+    starting: Awaitable[backend.BackendExecution], toolbox: Toolbox | None
+) -> backend.BackendExecution:
+    """The execution once it is there, with its calls of those tools answered."""
+    execution = await starting
     return execution if toolbox is None else ToolAnsweringExecution(execution, toolbox)
 
 
