@@ -68,7 +68,7 @@ def test_a_build_log_resumes_after_the_lines_already_shown() -> None:
     build = HostBuild(Recipe(name="geo"))
     assert build.lines_after(0) == ([], 0)
     for number in range(MAX_LINES + 2):
-        build._hear(TemplateProgress(phase="compile", detail=str(number)))
+        build._on_progress(TemplateProgress(phase="compile", detail=str(number)))
     lines, heard = build.lines_after(MAX_LINES)
     assert lines == [f"compile: {MAX_LINES}", f"compile: {MAX_LINES + 1}"]
     assert build.lines_after(heard) == ([], heard)

@@ -19,6 +19,7 @@ import msgspec
 from cloche import errors
 from cloche.config import librechat
 from cloche.config.bounds import (
+    SECTION_KEYS,
     KibOrMore,
     PositiveFloat,
     PositiveInt,
@@ -273,6 +274,8 @@ def _list_keys(struct: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 CONFIG_KEYS: dict[str, Any] = dict(_list_keys(Config))
 """Every key, dotted, and its type."""
+
+SECTION_KEYS.update({field.type: field.name for field in list_fields(Config) if isinstance(field.type, type)})
 
 _KEY_BY_VARIABLE = {environment_variable(key): key for key in CONFIG_KEYS}
 

@@ -17,6 +17,7 @@ from cloche.model import KIB, MIB
 from cloche.structs import Struct
 
 FINITE = sys.float_info.max
+SECTION_KEYS: dict[type[msgspec.Struct], str] = {}  # the key of each section in the configuration; see `Config`
 
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
 PositiveInt = Annotated[int, msgspec.Meta(gt=0)]
@@ -33,7 +34,8 @@ class Section(Struct):
         for name, meta in _section_bounds(type(self)):
             value = getattr(self, name)
             if not _is_within(value, meta):
-                raise errors.InvalidRequest(describe_violation(f"{type(self).__name__}.{name}", value, meta))
+                section = SECTION_KEYS.get(type(self), type(self).__name__)
+                raise errors.InvalidRequest(describe_violation(f"{section}.{name}", value, meta))
 
 
 @functools.cache
