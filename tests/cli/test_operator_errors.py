@@ -116,7 +116,7 @@ def test_verification_results_are_printed_as_json(place: Path):
     assert verdict["lines"] > 0 and verdict["problems"] == []
 
 
-def test_erasing_an_owner_of_whom_nothing_is_known_says_so_and_is_harmless(place: Path):
+def test_erasing_an_unknown_owner_is_reported_and_harmless(place: Path):
     erased = cloche(place, "owner", "erase", "alcie", "--yes")
     assert erased.exit_code == 0 and "nothing is known of an owner 'alcie'" in erased.stderr
     assert "nothing is known" not in cloche(place, "owner", "erase", "alice", "--yes").stderr

@@ -97,7 +97,7 @@ def test_axe_finds_no_grave_fault_in_light_or_dark_or_on_a_phone(
     assert overflow(page) == 0
 
 
-def test_the_login_page_is_for_everybody(visiting: Visiting, console: RunningServer) -> None:
+def test_the_login_page_is_accessible(visiting: Visiting, console: RunningServer) -> None:
     page = visiting("/")
     page.context.clear_cookies()
     page.goto("/ui/login")

@@ -136,7 +136,7 @@ line.createOffer().then((offer) => line.setLocalDescription(offer));
 </script>"""
 
 
-def test_nothing_is_told_to_anybody_through_the_viewers_browser(visiting: Visiting) -> None:
+def test_hostile_output_sends_nothing_through_the_viewers_browser(visiting: Visiting) -> None:
     notebook = playing(visiting)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outside:
         outside.bind(("127.0.0.1", 0))

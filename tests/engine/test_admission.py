@@ -113,7 +113,7 @@ async def test_a_cancelled_wait_for_a_sandbox_leaves_no_trace(small: Engine):
     await until(lambda: sandboxes(small).in_use == 2)
 
 
-async def test_a_canary_flies_where_there_is_no_room_for_anybody(small: Engine):
+async def test_the_canary_runs_on_a_full_host(small: Engine):
     for _ in range(3):
         await small.create(of("ann"))
     health = Health(small, 30.0)

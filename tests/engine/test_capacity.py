@@ -115,7 +115,7 @@ async def test_after_its_time_a_request_is_refused_and_told_when_to_come_again()
     assert gate.waiting == 0 and gate.refused == {"busy": 1}
 
 
-async def test_an_owner_whose_line_is_full_hears_that_it_is_its_own():
+async def test_a_full_queue_of_an_owner_is_reported_as_its_own():
     gate = gate_of(1, queued_per_owner=1)
     await gate.enter("a")
     waiting = await lined_up(gate, "a", [])

@@ -403,7 +403,7 @@ async def test_code_too_large_for_a_frame_is_refused_and_the_next_run_works(box:
     assert (await asyncio.wait_for(box.context().execute("6*7").result(), 30)).text == "42"
 
 
-async def test_whatever_keeps_a_program_from_its_kernel_frees_the_context(box: Sandbox):
+async def test_any_failure_before_the_kernel_frees_the_context(box: Sandbox):
     execution = box.context().execute("1")
     execution._settings = wire.encode_json({"env": CONTROL})
     with pytest.raises(errors.InvalidRequest):

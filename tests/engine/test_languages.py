@@ -202,7 +202,7 @@ async def test_a_program_that_a_run_waited_for_and_that_died_of_a_signal_of_its_
 
 
 @pytest.mark.parametrize("status", [0, 3])
-async def test_bash_drops_a_cell_whatever_its_command_made_of_the_interrupt(box: Sandbox, status: int):
+async def test_bash_drops_an_interrupted_cell_in_any_case(box: Sandbox, status: int):
     context = await box.create_context(language="bash")
     await run(context, SET["bash"])
     command = f"trap 'exit {status}' INT; echo running; while :; do sleep 0.05; done"

@@ -91,7 +91,7 @@ def test_a_thousand_stale_marks_are_one_pass():
     )
 )
 @settings(max_examples=200, deadline=None)
-def test_whatever_is_written_only_whole_marks_disappear(parts: list[bytes]):
+def test_only_whole_marks_disappear_from_output(parts: list[bytes]):
     stream = Marked()
     stream._released = 1 << 32
     data = b"".join(parts)

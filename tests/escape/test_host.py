@@ -272,7 +272,7 @@ async def test_nothing_of_the_hosts_environment_comes_in(box, attack, execute):
         assert name not in command and name not in child
 
 
-async def test_a_kernel_and_its_children_hold_no_descriptor_of_anybody_else(box, execute):
+async def test_a_kernel_and_its_children_hold_no_foreign_descriptor(box, execute):
     program = """
 import os, stat
 seen = {}

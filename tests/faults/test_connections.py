@@ -175,7 +175,7 @@ def test_the_newest_connections_of_the_largest_owner_make_room():
     assert not any(visit.gone for visit in few)
 
 
-def test_a_third_owner_finds_room_where_two_have_it_all_and_none_where_everybody_has_the_same():
+def test_a_third_owner_finds_room_unless_all_owners_have_the_same():
     there = HttpConnectionLimiter(64)
     two = [*answered("alice", 32), *answered("bob", 32)]
     assert all(there.enter(visit) for visit in two)
@@ -210,7 +210,7 @@ UPGRADE = (
     [("/api/v1/runs/{run}/events", ""), ("/api/v1/sandboxes/{box}/execute", UPGRADE)],
     ids=["streams", "websockets"],
 )
-def test_one_key_cannot_keep_everybody_else_out_by(poor: RunningServer, witness: Neighbour, path: str, more: str):
+def test_one_key_cannot_lock_others_out_by(poor: RunningServer, witness: Neighbour, path: str, more: str):
     """More than there is room for, none of them idle. The neighbour loses nothing, and who comes later is served."""
     greedy, late = key_of(poor, "greedy"), key_of(poor, "late")
     with cloche.Sandbox(url=poor.url, api_key=greedy) as box:

@@ -116,7 +116,7 @@ async def test_a_kernel_that_stops_itself_costs_its_execution_the_time_limit(pla
         assert (await box.context().execute("6 * 7").result()).text == "42"
 
 
-async def test_a_cell_of_the_pool_that_hangs_is_no_use_to_anybody_but_a_creation_ends(place: Path, monkeypatch):
+async def test_a_hung_pooled_cell_fails_but_the_creation_ends(place: Path, monkeypatch):
     """Its kernel answers still, so it is taken; what asks its init finds out."""
     monkeypatch.setattr(init_client, "HUNG_SECONDS", 0.5)
     async with asyncio.timeout(60), engine_with(place, ready=1) as engine:

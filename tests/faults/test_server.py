@@ -127,7 +127,7 @@ def test_a_server_killed_under_load_keeps_its_promises(template: Template, tmp_p
     assert_gone(left)  # not before: programs of paused sandboxes, held by a freezer of v1, wait for the next start
 
 
-def test_a_server_that_is_told_to_stop_under_load_stops_and_everybody_is_told(template: Template, tmp_path: Path):
+def test_a_server_stopped_under_load_stops_and_tells_every_client(template: Template, tmp_path: Path):
     place = own_place(template, tmp_path)
     with loaded(place, 6) as (server, load):
         left = parts(server)

@@ -162,7 +162,7 @@ def test_an_interrupt_that_overtakes_its_cell_ends_the_cell(kernel, before):
     assert kernel.run("1").text == "1"
 
 
-def test_an_interrupt_of_a_cell_that_has_ended_is_nobodys(kernel):
+def test_an_interrupt_of_an_ended_cell_has_no_effect(kernel):
     kernel.run("1")
     kernel.interrupt()
     assert kernel.run("import time\ntime.sleep(0.05)\n2").text == "2"

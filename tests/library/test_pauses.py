@@ -66,7 +66,7 @@ def test_without_memory_files_and_environment_are_kept():
         assert box.files.read("f") == b"kept"
 
 
-def test_whatever_is_used_of_a_paused_one_says_so(box: cloche.Sandbox):
+def test_any_use_of_a_paused_sandbox_reports_the_pause(box: cloche.Sandbox):
     context = box.contexts.create()
     box.pause()
     for use in (
@@ -134,7 +134,7 @@ def test_at_its_deadline_it_is_paused_and_use_resumes_it():
 
 
 @pytest.mark.parametrize("memory", [True, False])
-def test_whatever_is_used_can_resume_it(memory: bool):
+def test_any_use_can_resume_it(memory: bool):
     with cloche.Sandbox(auto_resume=True) as box:
         box.files.write("f", b"kept")
         context = box.contexts.create() if memory else None

@@ -176,7 +176,7 @@ def plain(run: cloche.Run) -> dict:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_a_run_is_the_same_whatever_is_behind_it(to: dict[str, str], program: str):
+def test_a_run_is_the_same_embedded_and_remote(to: dict[str, str], program: str):
     limits = {"output_bytes": 300_000}
     with cloche.Sandbox(**to, limits=limits) as far, cloche.Sandbox(limits=limits) as near:
         wanted = plain(near.run(program))

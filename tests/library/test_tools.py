@@ -120,7 +120,7 @@ class Point:
     y: int
 
 
-def test_results_are_whatever_has_a_json_form(box: cloche.Sandbox):
+def test_results_are_json_values(box: cloche.Sandbox):
     values: list[Any] = [Point(1, 2), ({1}, "ü"), float("nan"), {"a": b"bytes"}, "x" * 1_000_000]
     run = box.run(
         "got = await asyncio.gather(*(give(n=n) for n in range(5)))\ngot[:4], len(got[4])",

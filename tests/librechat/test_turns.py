@@ -71,7 +71,7 @@ async def test_a_user_with_many_programs_leaves_turns_for_others() -> None:
     assert crowd.count(EVE) == 1
 
 
-async def test_the_next_turn_is_whose_programs_are_fewest() -> None:
+async def test_the_next_turn_goes_to_the_user_with_fewest_programs() -> None:
     crowd = Crowd(at_once=4)
     await crowd.come(ANN, 20)
     await crowd.come(BEN, 20)
@@ -163,7 +163,7 @@ async def test_bytes_are_bounded_while_they_come_and_free_when_a_request_ends() 
                 first.settle(101)
 
 
-async def test_bytes_are_counted_together_whatever_way_programs_come(
+async def test_bytes_of_all_kinds_of_programs_are_counted_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The API without what runs code: none of these requests gets as far."""

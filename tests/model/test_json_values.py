@@ -20,7 +20,7 @@ from cloche.event_json import count_json_values
         '\\",{' * 400_000,  # over more than one of the steps that it is looked at in
     ],
 )
-def test_one_text_is_one_value_whatever_is_in_it(text: str) -> None:
+def test_a_text_with_any_content_is_one_value(text: str) -> None:
     content = json.dumps({"code": text, "tools": []}).encode()
     assert count_json_values(content, 1000) <= 3
     assert count_json_values(content[:-20], 1000) <= 3  # without an end, too

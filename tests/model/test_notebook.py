@@ -187,7 +187,7 @@ ANY_EVENT = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(ANY_EVENT, max_size=8), ANY_TEXT)
-def test_whatever_a_program_shows_the_notebook_is_valid(events: list[Event], code: str):
+def test_any_displayed_value_gives_a_valid_notebook(events: list[Event], code: str):
     checked(encode_notebook(build_notebook([recorded(*events, code=code)])))
 
 

@@ -608,7 +608,7 @@ def _spoilt(raw: bytes, chance: random.Random) -> bytes:
     return bytes(spoilt[: chance.randrange(len(spoilt) + 1)] if chance.random() < 0.2 else spoilt)
 
 
-async def test_whatever_is_said_by_either_side_it_ends_with_a_line_and_no_fault(opening: Opening) -> None:
+async def test_any_exchange_ends_with_a_log_line_and_no_fault(opening: Opening) -> None:
     chance = random.Random(5)
     answers = [OK, OK.replace(b"Content-Length: 5", b"Transfer-Encoding: chunked"), b"HTTP/1.1 101 S\r\n\r\nxx", b""]
 

@@ -97,7 +97,7 @@ def test_uv_installs_and_fetches_nothing_that_the_template_has(box: cloche.Sandb
     assert ok(box, f"ls {USER_SITE}") == ""
 
 
-def test_npm_installs_here_and_for_everybody(box: cloche.Sandbox) -> None:
+def test_npm_installs_locally_and_globally(box: cloche.Sandbox) -> None:
     ok(box, "npm install left-pad && npm install -g semver")
     context = box.contexts.create(language="javascript")
     assert context.run("require('left-pad')('x', 3)").text == "'  x'"

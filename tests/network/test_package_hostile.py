@@ -131,7 +131,7 @@ async def test_too_many_requests_close_the_connection(index: IndexServer, tmp_pa
         assert [entry.verdict for entry in door.log] == ["allowed"] * 5 + ["denied"]
 
 
-async def test_everybody_else_has_a_turn_after_each_request(index: IndexServer, door: IndexDoor) -> None:
+async def test_other_connections_have_a_turn_after_each_request(index: IndexServer, door: IndexDoor) -> None:
     index.add_file("demo", WHEEL, b"wheel")
     await door.get("/pypi/simple/demo/")
     turns = 0
@@ -318,7 +318,7 @@ _SAID = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(_SAID, _LETTERS)
-def test_whatever_an_index_says_is_read_or_refused(said: Any, letters: str) -> None:
+def test_any_index_page_is_read_or_refused(said: Any, letters: str) -> None:
     where = "https://index/simple/p/"
     for page in (letters, f'<a href="{letters}">', f"<base href='{letters}'><a href='p-1.whl'>"):
         assert pypi.write_html(pypi.read_page("p", page.encode(), "text/html", where)).startswith(b"<!DOCTYPE html>")

@@ -17,7 +17,7 @@ def hrefs(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("style", ["json", "html"])
-async def test_a_page_is_told_as_json_or_html_whatever_the_index_speaks(tmp_path: Path, style: str) -> None:
+async def test_a_page_is_served_as_json_or_html_for_either_index_format(tmp_path: Path, style: str) -> None:
     with index_server(style=style) as index:
         said = {"requires-python": ">=3.9", "yanked": "bad", "core-metadata": f"sha256={sha256(b'Name: x')}"}
         if style == "json":

@@ -394,7 +394,7 @@ async def test_of_several_addresses_the_first_that_answers_is_used(opening: Open
     assert (await door.line()).verdict == "allowed"
 
 
-async def test_https_is_not_fetched_for_anybody(opening: Opening) -> None:
+async def test_https_is_not_fetched_by_the_proxy(opening: Opening) -> None:
     door = opening(allow=("*",))
     answer = await door.say(get("https://good.test/", "good.test"))
     assert answer.startswith(b"HTTP/1.1 400 ") and b"use CONNECT" in answer

@@ -158,7 +158,7 @@ def test_a_policy_can_be_replaced() -> None:
         "ff02::1",
     ],
 )
-def test_addresses_near_the_host_are_nobodys(address: str) -> None:
+def test_addresses_near_the_host_are_never_allowed(address: str) -> None:
     books = rulebooks(allow=("*:*",))
     assert not allows(books, address)
     with pytest.raises(PolicyDenied, match="no public address"):
@@ -175,7 +175,7 @@ ONES_OWN = ["127.0.0.1", "127.9.8.7", *(["::1"] if socket.has_dualstack_ipv6() e
 
 
 @pytest.mark.parametrize("own", ONES_OWN)
-def test_an_address_of_the_host_itself_is_nobodys_though_it_is_public(own: str, monkeypatch) -> None:
+def test_a_public_address_of_the_host_itself_is_never_allowed(own: str, monkeypatch) -> None:
     """Loopback stands for it here: it is the host's own everywhere."""
     monkeypatch.setattr(rules, "FORBIDDEN_NETWORKS", [])
     books = rulebooks(allow=("*:*",))
@@ -201,7 +201,7 @@ async def test_nor_do_packages_come_from_there(own: str, monkeypatch) -> None:
     )
 
 
-def test_whose_an_address_is() -> None:
+def test_addresses_are_classified() -> None:
     assert is_own_address(ipaddress.ip_address("127.0.0.1"))
     assert not is_own_address(ipaddress.ip_address("203.0.113.5"))
     assert not is_own_address(ipaddress.ip_address("255.255.255.255"))
@@ -228,7 +228,7 @@ def test_without_descriptors_left_every_address_counts_as_the_hosts_own() -> Non
     assert own_ones(*addresses, before="resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))") == addresses
 
 
-def test_where_the_kernel_does_not_say_whose_an_address_is_it_counts_as_the_hosts_own() -> None:
+def test_an_address_of_unknown_owner_counts_as_the_hosts_own() -> None:
     """For one that routes forbid it has no other answer than that. Where no way leads to, the host is not."""
     apart = ("env", "unshare", "--map-root-user", "--net", "sh", "-c")
     routes = "ip route add prohibit 203.0.113.0/24 && ip route add unreachable 198.51.100.0/24"

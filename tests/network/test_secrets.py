@@ -340,7 +340,9 @@ async def test_another_sandbox_has_neither_the_secret_nor_the_trust(
         await other.kill()
 
 
-async def test_the_bundle_is_roots_and_holds_whom_the_host_trusts(box: Sandbox, single: bool, far: FarServer) -> None:
+async def test_the_bundle_is_owned_by_root_and_holds_the_hosts_authorities(
+    box: Sandbox, single: bool, far: FarServer
+) -> None:
     if not single:  # where both are one identity, a program may remove what is its own
         said = await shell(box, "stat -L -c '%U %a' $SSL_CERT_FILE; echo > $SSL_CERT_FILE; rm -f $SSL_CERT_FILE")
         assert said.startswith("root 644\n") and "=1" in said

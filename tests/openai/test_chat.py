@@ -182,7 +182,7 @@ def test_a_refusal_is_no_content(client: openai.OpenAI, play: Play):
         assert choice.message.refusal == "I must not." and not choice.message.content
 
 
-def test_one_json_value_is_the_whole_content_whatever_was_said_before_code(client: openai.OpenAI, play: Play):
+def test_a_json_answer_is_the_whole_content_despite_earlier_text(client: openai.OpenAI, play: Play):
     class Sum(pydantic.BaseModel):
         value: int
 
@@ -274,7 +274,7 @@ def test_forgotten_calls_do_not_stop_the_conversation(client: openai.OpenAI, pla
     assert made.choices[0].message.content == "Fine."
 
 
-def test_several_calls_have_ids_of_their_own_whatever_the_upstream_calls_them(client: openai.OpenAI, play: Play):
+def test_several_calls_have_distinct_ids_despite_upstream_ids(client: openai.OpenAI, play: Play):
     def script() -> str:
         return play([Function("weather", {"city": "A"}, call_id="0"), Function("weather", {"city": "B"}, call_id="1")])
 

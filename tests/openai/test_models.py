@@ -67,7 +67,7 @@ async def test_a_name_that_its_upstream_does_not_list_is_not_there():
         await found.aclose()
 
 
-async def test_a_name_that_stands_for_another_is_there_whatever_its_upstream_lists():
+async def test_an_alias_is_listed_independently_of_its_upstream():
     with ScriptedUpstream() as upstream:
         upstream.script("local", [])
         found = upstreams_of(UpstreamConfig(models=("gpt-*",), base_url=upstream.url, model="local"))
@@ -98,7 +98,7 @@ def test_a_model_that_is_not_there_is_not_found(client: openai.OpenAI):
     assert caught.value.code == "model_not_found" and caught.value.param == "model"
 
 
-def test_models_are_nobodys_business_without_a_key(gateway_server: RunningServer):
+def test_models_need_a_key(gateway_server: RunningServer):
     stranger = openai.OpenAI(base_url=f"{gateway_server.url}/v1", api_key="e2b_" + "0" * 39 + "9", max_retries=0)
     with pytest.raises(openai.AuthenticationError):
         stranger.models.list()

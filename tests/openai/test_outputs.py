@@ -82,7 +82,7 @@ def test_no_more_is_held_while_a_program_prints():
     assert sum(size for _, size in tail._pieces) <= 2 * ROOM
 
 
-def test_how_a_program_ended_is_said_whatever_it_printed():
+def test_the_outcome_is_reported_with_any_output():
     sight = ExecutionOutputs(ROOM)
     sight.feed(printed("x" * 100_000))
     sight.feed(Ended(outcome="out_of_memory"))
@@ -127,7 +127,7 @@ EVENTS = (
 
 @settings(deadline=None)
 @given(st.lists(EVENTS, max_size=20), st.integers(KIB, ROOM))
-def test_whatever_is_shown_there_is_never_more_than_room(events, room):
+def test_shown_output_never_exceeds_its_limit(events, room):
     sight = seen(*events, room=room)
     entries = len(sight.outputs())
     assert json_bytes(sight) <= room + NOTES + entries * ENTRY_BYTES

@@ -320,7 +320,7 @@ JUNK = st.recursive(
 
 @settings(max_examples=400, deadline=None)
 @given(st.data())
-def test_whatever_an_upstream_says_is_heard_in_order_or_is_a_failure(data: st.DataObject):
+def test_any_upstream_stream_is_ordered_or_a_failure(data: st.DataObject):
     """Good events, with some left out, doubled, moved, or with fields that are junk."""
     events: list[Any] = said(*EVERYTHING)
     for _ in range(data.draw(st.integers(1, 4))):

@@ -176,7 +176,7 @@ async def answering(*pieces: bytes, **headers: str):
 
 @pytest.mark.parametrize("kind", ["application/json", "text/plain", "application/octet-stream", "TEXT/EVENT-STREAM"])
 @pytest.mark.parametrize("before", [b"", b": hello\n\n", b"\xef\xbb\xbf", b"\n\n\n", b"retry: 5\n\n"])
-async def test_a_stream_is_one_whatever_it_is_called(kind, before):
+async def test_a_stream_is_recognised_under_any_content_type(kind, before):
     whole = before + STREAM
     async with answering(whole[:2], whole[2:], content_type=kind) as server, server.post("/x", {}) as answer:
         assert answer.is_stream

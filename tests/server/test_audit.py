@@ -174,7 +174,7 @@ def test_a_batch_that_the_disk_does_not_confirm_leaves_nothing_behind(tmp_path: 
     assert verify_log(tmp_path, alive).problems == ()
 
 
-def test_old_files_go_and_the_newest_stays_whatever_its_size(tmp_path: Path):
+def test_old_files_are_removed_and_the_newest_stays_at_any_size(tmp_path: Path):
     for name in ("2020-01-01.jsonl", "2020-01-01.1.jsonl", "2020-01-02.jsonl"):
         (tmp_path / name).write_bytes(b"x" * 1000)
     write(tmp_path, 1)

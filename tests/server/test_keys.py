@@ -95,7 +95,7 @@ async def test_a_revoked_key_stops_and_stays_in_the_list(keys):
         await keys.revoke(record.id)
 
 
-async def test_whose_key_has_stopped_is_told_at_once_and_of_one_that_expired_at_the_next_refresh(keys, monkeypatch):
+async def test_a_revoked_key_is_reported_at_once_and_an_expired_one_at_the_next_refresh(keys, monkeypatch):
     told: list[set[str]] = []
     keys.refreshed = told.append
     now = time.time()

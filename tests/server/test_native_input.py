@@ -84,7 +84,7 @@ def test_a_signal_is_delivered_while_input_is_unread(api: httpx2.Client, box: st
         assert (event["type"], event["exit_code"]) == ("exited", 137)
 
 
-def test_an_attached_process_ends_with_its_client_whatever_was_typed(api: httpx2.Client, box: str):
+def test_an_attached_process_ends_with_its_client_despite_unread_input(api: httpx2.Client, box: str):
     with started(api, box, command="sleep 600", stdin=True, attached=True) as (opened, process):
         for _ in range(2):
             opened.send(b"x" * (MIB - 1))

@@ -144,7 +144,7 @@ def test_bytecode_has_the_paths_of_the_sandbox_and_is_not_checked_again(tiny):
         assert code.co_filename == str(site_packages(template) / "six.py").replace(template.root, "/opt/cloche")
 
 
-def test_everything_is_readable_by_all_whatever_the_umask(tiny):
+def test_everything_is_readable_by_all_with_any_umask(tiny):
     _, template, _ = tiny
     for directory, directories, files in os.walk(template.root):
         for path in (Path(directory, name) for name in (*directories, *files)):

@@ -48,7 +48,7 @@ def test_neither_is_it_told_apart_behind_the_console(world: World, routes: list[
 
 
 @pytest.mark.parametrize("core", [True, pytest.param(False, marks=pytest.mark.long)], ids=["core", "whole"])
-def test_a_websocket_to_a_foreign_sandbox_is_as_one_to_nobodys(world: World, routes: list[Known], core: bool):
+def test_a_websocket_to_a_foreign_sandbox_answers_like_an_unknown_one(world: World, routes: list[Known], core: bool):
     before = witnessed(world.victim)
     own = [each for route in routes if route.method == WEBSOCKET for each in tries(route)]
     behind = [each for each in map(behind_console, own) if each is not None]

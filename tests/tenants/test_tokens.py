@@ -94,7 +94,7 @@ def test_an_address_for_an_upload_is_good_for_one_template_and_one_file(world: W
         assert bare.ask("PUT", path, b"attack").status == 401
 
 
-def test_a_user_whom_librechat_vouches_for_sees_neither_other_users_nor_other_tenants(world: World, bare: Wire):
+def test_a_librechat_user_sees_neither_other_users_nor_other_tenants(world: World, bare: Wire):
     ids, owner = world.victim.ids, world.victim.owner
     path = f"/librechat/v1/download/{ids['users_session']}/{ids['users_object']}"
     absent = f"/librechat/v1/download/{ids['users_session']}/{ghost(ids['users_object'])}"
