@@ -190,7 +190,7 @@ def check_metadata(metadata: dict[str, str]) -> None:
     if size > MAX_METADATA_BYTES:
         raise errors.InvalidRequest(
             f"metadata of {size} bytes, names and values together, are over the limit of {MAX_METADATA_BYTES} bytes "
-            "(16 KiB): put what is long into a file"
+            "(16 KiB): put long values into a file"
         )
 
 
@@ -201,7 +201,7 @@ def check_command_size(words: Sequence[str], env: Mapping[str, str]) -> None:
     if size > MAX_COMMAND_BYTES:
         raise errors.InvalidRequest(
             f"arguments and environment of {size} bytes are over the limit of {MAX_COMMAND_BYTES} bytes (1 MiB): put "
-            "what is long into a file"
+            "long values into a file"
         )
 
 

@@ -164,8 +164,8 @@ class Secret(Struct):
             )
         if self.name is not None and _RESERVED_VARIABLES.fullmatch(self.name.upper()):
             raise errors.InvalidRequest(
-                f"the name of the secret for {self.domain} is that of a variable which says how programs run, or whom "
-                "they trust, such as PATH: use another, such as API_TOKEN"
+                f"the name of the secret for {self.domain} is that of a variable that controls how programs run, or "
+                "their trust, such as PATH: use another, such as API_TOKEN"
             )
         _check_secret_value(self.domain, self.value)
 

@@ -59,7 +59,7 @@ def test_leftovers_of_killed_processes_are_listed_and_left_alone(healthy, tmp_pa
     draft.touch()
     found = json.loads(doctor("--json", before=("--data-dir", str(tmp_path))).stdout)
     (check,) = [each for section in found["sections"] for each in section["checks"] if each["name"] == "leftovers"]
-    assert check["state"] == "best effort" and "starts Cloche next" in check["advice"]
+    assert check["state"] == "best effort" and "the next start of Cloche" in check["advice"]
     assert all(
         part in check["detail"] for part in ("directories of h0", "m00000000000000000000-h0", "small/.scratch-0")
     )

@@ -46,7 +46,7 @@ async def test_a_result_reports_its_missing_output(box: Sandbox):
     await ended(process)
     result = await process.result()
     assert result.stdout.endswith("\n1500000\n")
-    assert result.stderr.startswith("[cloche] nobody read it in time; dropped: ") and "bytes of stdout" in result.stderr
+    assert result.stderr.startswith("[cloche] not read in time; dropped: ") and "bytes of stdout" in result.stderr
 
 
 async def test_iterating_tells_of_the_gap_first(box: Sandbox):
@@ -98,7 +98,7 @@ async def test_a_reader_that_leaves_in_the_middle_holds_up_nothing(box: Sandbox)
 
 async def test_a_process_has_one_reader_at_a_time(box: Sandbox):
     process = await box.commands.start("sleep 100", background=True)
-    refused = pytest.raises(errors.InvalidRequest, match=f"reads process {process.id} already")
+    refused = pytest.raises(errors.InvalidRequest, match=f"process {process.id} has a reader already")
     with process.reading(), refused, process.reading():
         pass
     with process.reading():

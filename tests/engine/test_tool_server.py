@@ -52,7 +52,7 @@ async def test_forged_calls_are_answered_and_harmless(box: Sandbox):
         lines = [line for line in forging.stdout.splitlines() if line]
         assert lines[-1] == "done", forging.stderr
         said = [line for line in lines if not line.startswith(("-1 error", "0 error"))]
-        assert "what came is no call" in said[0] and "no tools are offered to this program" in said[1]
+        assert "invalid tool call" in said[0] and "no tools are offered to this program" in said[1]
         assert all("does not say how many" in line for line in said[2:7])
         assert "there is no tool 'no_such'" in said[7]
         assert "is no JSON" in said[8] and "a call can have 200000 values" in said[9] and "is no JSON" in said[10]

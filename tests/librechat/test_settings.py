@@ -93,7 +93,7 @@ def test_a_file_that_merely_lies_there_cannot_say_whose_tokens_are_accepted(tmp_
     (tmp_path / "cloche.toml").write_text("[librechat]\nmax_files = 10\n")
     assert config.load_config(environ={}).librechat.max_files == 10
     (tmp_path / "cloche.toml").write_text('[librechat.jwt]\njwks = "/tmp/mine.json"\n')
-    with pytest.raises(errors.InvalidConfig, match=r"librechat\.jwt\.jwks, which says whose tokens"):
+    with pytest.raises(errors.InvalidConfig, match=r"librechat\.jwt\.jwks, which sets the tokens that"):
         config.load_config(environ={})
 
 

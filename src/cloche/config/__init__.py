@@ -69,7 +69,7 @@ def check_local_key(file: Path, key: str, value: Any) -> None:
     elif key in _NETWORK_SOURCE_KEYS:
         what, flag = f"set {key}, which says where names, packages or private addresses lead", environment_variable(key)
     elif key.startswith("librechat.jwt."):
-        what, flag = f"set {key}, which says whose tokens this server accepts", environment_variable(key)
+        what, flag = f"set {key}, which sets the tokens that this server accepts", environment_variable(key)
     else:
         return
     raise errors.InvalidConfig(
@@ -112,9 +112,8 @@ def refuse_local_networks(origins: Mapping[str, str]) -> None:
     if found:
         raise errors.InvalidConfig(
             f"a {LOCAL_CONFIG_FILE} that merely lies in this directory cannot set {found[0]} here, since it would "
-            "say what "
-            f"your sandboxes may reach: read it, and name it with --config ./{LOCAL_CONFIG_FILE} or CLOCHE_CONFIG to "
-            "use it"
+            f"widen your sandboxes' network: read it, and name it with --config ./{LOCAL_CONFIG_FILE} or CLOCHE_CONFIG "
+            "to use it"
         )
 
 

@@ -227,7 +227,7 @@ class UpstreamConfig(Struct, forbid_unknown_fields=True):
         _check_base_url(self.base_url)
         for name, value in self.headers.items():
             if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-                raise errors.InvalidRequest(f"upstream.headers has {name!r}, whose name or value no header can have")
+                raise errors.InvalidRequest(f"upstream.headers has {name!r}: its name or value is invalid in a header")
             if name.lower() in _OWN_HEADERS:
                 raise errors.InvalidRequest(
                     f"upstream.headers has {name!r}, which each request has its own of: remove it"

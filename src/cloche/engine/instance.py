@@ -124,7 +124,7 @@ def find_instance_pid(run_dir: Path, name: str) -> int | None:
 def unreadable_error(data_dir: Path, error: OSError) -> errors.Unavailable:
     """The error for a data directory that this user cannot read."""
     return errors.Unavailable(
-        f"the data directory {data_dir} cannot be read: {error.strerror}; do this as the user whose it is, or name "
+        f"the data directory {data_dir} cannot be read: {error.strerror}; do this as the user that owns it, or name "
         "another with --data-dir"
     )
 

@@ -147,11 +147,11 @@ class _ChainVerifier:
         before = self._before
         if before is None:
             if line.after:
-                self.headless.append(f"{where}: what was before the first line is not there")
+                self.headless.append(f"{where}: the lines before the first one are missing")
             return
         after = hash_line(before, self._salt) if before.instance != line.instance else ""
         if line.after != after:
-            self.problems.append(f"{where}: what was before it was changed, or lines of another process were removed")
+            self.problems.append(f"{where}: a line before it was changed, or lines of another process were removed")
 
 
 def verify_log(directory: Path, is_live: Callable[[str], bool]) -> AuditVerdict:

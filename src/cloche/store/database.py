@@ -28,7 +28,7 @@ UNUSABLE_REASONS = {
     sqlite3.SQLITE_LOCKED: "another process holds its lock: try again in a moment",
     sqlite3.SQLITE_FULL: "its disk is full: the operator must make room",
     sqlite3.SQLITE_READONLY: "it cannot be written: its file or file system is read-only",
-    sqlite3.SQLITE_PERM: "it cannot be written: its file is somebody else's",
+    sqlite3.SQLITE_PERM: "it cannot be written: its file belongs to another user",
     sqlite3.SQLITE_IOERR: "its disk fails, or is full",
     sqlite3.SQLITE_CANTOPEN: "its file, or one beside it, cannot be opened",
     sqlite3.SQLITE_CORRUPT: "its file is damaged: move it away, or put a copy of it back, and start again",

@@ -255,7 +255,7 @@ def _explain_excess(used: tuple[int, int], files: int, bytes: int, most_files: i
         return None
     return (
         f"You have {count} files of {size} bytes, and {most_files} of {most_bytes} bytes are possible: "
-        "delete some first, or wait until those that nobody uses expire"
+        "delete some first, or wait until unused files expire"
     )
 
 

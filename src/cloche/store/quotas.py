@@ -74,7 +74,7 @@ class StoredQuotas:
         try:
             return await self._database.do(lambda db: _sum_stored(db, owner))
         except sqlite3.Error as error:
-            raise errors.Unavailable(f"what is stored cannot be counted now: {error}") from None
+            raise errors.Unavailable(f"stored bytes cannot be counted now: {error}") from None
 
     def add(self, spent: Mapping[QuotaSubject, SpentUsage]) -> None:
         """Adds new usage, soon. Never waits."""

@@ -112,7 +112,7 @@ def _check_size(size: int, most: int) -> None:
     if size > most:
         raise errors.InvalidRequest(
             f"the items that are named have more than {MAX_FOUND_BYTES} bytes, or are among too much else: "
-            "name fewer at once, or send what matters of them"
+            "name fewer at once, or send their relevant parts"
         )
 
 

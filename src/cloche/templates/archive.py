@@ -286,7 +286,7 @@ def unpack_archive(
     for entry in contents.entries:
         member = archive.next()
         if member is None or member.name != entry.path or member.size != entry.size:
-            raise errors.InvalidRequest(f"the archive does not hold what it lists: {entry.path!r} is missing")
+            raise errors.InvalidRequest(f"the archive is incomplete: {entry.path!r} is missing")
         if entry.kind == "directory":
             (root / entry.path).mkdir(mode=0o755)
         elif entry.kind != "symlink":
@@ -302,7 +302,7 @@ def unpack_archive(
 def _unpack_file(entry: ArchiveEntry, member: tarfile.TarInfo, archive: tarfile.TarFile, root: Path) -> None:
     source = archive.extractfile(member) if member.isreg() else None
     if source is None:
-        raise errors.InvalidRequest(f"the archive does not hold what it lists: {entry.path!r} is no file")
+        raise errors.InvalidRequest(f"the archive is damaged: {entry.path!r} is no file")
     digest = hashlib.sha256()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(root / entry.path, flags, 0o755 if entry.kind == "program" else 0o644), "wb") as file:
@@ -310,7 +310,7 @@ def _unpack_file(entry: ArchiveEntry, member: tarfile.TarInfo, archive: tarfile.
             digest.update(chunk)
             file.write(chunk)
     if digest.hexdigest() != entry.sha256:
-        raise errors.InvalidRequest(f"the archive is damaged: {entry.path!r} is not what it lists")
+        raise errors.InvalidRequest(f"the archive is damaged: {entry.path!r} differs from the archive's list")
 
 
 # Imports an archive as a template: whole or not at all, on an interpreter of this host.

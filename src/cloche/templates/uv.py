@@ -78,7 +78,7 @@ _ADVICE = {
     "Failed to fetch": f"The package registry did not answer as it should: {_UNREACHABLE}",
     "No space left": "The disk is full: make room, or move CLOCHE_DATA_DIR or UV_CACHE_DIR.",
     "No solution found": "The packages do not fit together or do not exist: change them in template.toml.",
-    "hash": "A downloaded file is not what the registry announced: try again, then ask who runs the registry.",
+    "hash": "A downloaded file does not match the registry's hash: try again, then ask the registry's operator.",
 }
 
 

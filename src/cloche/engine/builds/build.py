@@ -357,7 +357,7 @@ def check_template_env(env: Mapping[str, str]) -> None:
     size = sum(len(text.encode("utf-8", "surrogatepass")) for text in (*env, *env.values()))
     if size > MAX_ENV_BYTES:
         raise errors.TemplateBuildFailed(
-            f"a template can have variables of {MAX_ENV_BYTES} bytes together, not {size}: put what is long into a file"
+            f"a template can have variables of {MAX_ENV_BYTES} bytes together, not {size}: put long values into a file"
         )
 
 

@@ -34,7 +34,7 @@ class UnreadOutput:
             return []
         lost, self._bytes = self._bytes, {}
         parts = ", ".join(f"{size} bytes of {stream}" for stream, size in lost.items())
-        notice = Output(stream="stderr", text=f"[cloche] nobody read it in time; dropped: {parts}\n")
+        notice = Output(stream="stderr", text=f"[cloche] not read in time; dropped: {parts}\n")
         return [*(Truncated(stream=stream, dropped_bytes=size) for stream, size in lost.items()), notice]
 
 
@@ -91,7 +91,7 @@ class SandboxProcess(SandboxProgram):
         Raises InvalidRequest if it has a reader already: each would get a part of its output.
         """
         if self._is_read:
-            raise errors.InvalidRequest(f"somebody reads process {self.id} already: its output goes to one reader only")
+            raise errors.InvalidRequest(f"process {self.id} has a reader already: its output goes to one reader only")
         self._is_read = True
         self._events.keep()
         try:

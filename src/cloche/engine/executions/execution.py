@@ -158,8 +158,8 @@ def encode_settings(request: ExecutionRequest, limits: Limits, has_input: bool) 
     )
     if len(encoded) > MAX_SETTINGS_BYTES:
         raise errors.InvalidRequest(
-            f"a request of {len(encoded)} bytes is over the limit of {MAX_SETTINGS_BYTES}: put what is long in the "
-            "environment or argv into a file"
+            f"a request of {len(encoded)} bytes is over the limit of {MAX_SETTINGS_BYTES}: put long values "
+            "of the environment or argv into a file"
         )
     return encoded
 

@@ -212,7 +212,7 @@ class DetachedExecution:
     # -- its life
 
     async def _run_to_end(self) -> None:
-        ending = Ended(outcome="died", reason="a fault of Cloche's ended it")
+        ending = Ended(outcome="died", reason="an internal error ended it")
         try:
             await self._take_all_events()
         except asyncio.CancelledError:
@@ -342,8 +342,8 @@ class DetachedRuns:
         last = run.last if run is not None else record.events
         if not 0 <= after <= last:
             raise errors.InvalidRequest(
-                f"after must be the number of an event of run {id}, 0 to {last} so far, not {after}: what comes after "
-                "that one is told"
+                f"after must be the number of an event of run {id}, 0 to {last} so far, not {after}: the events "
+                "after that one are sent"
             )
         return run.follow(after) if run is not None else self._read_stored_lines(id, owner, after)
 

@@ -184,7 +184,7 @@ class ToolConnection(asyncio.Protocol):
             self._fields.append(field)
             self._handle_field()
         if self.host is None and not self._is_complete and len(self._buffer) > MAX_TOKEN_BYTES:
-            self._refuse_calls("this is where programs call tools: what came is no call")
+            self._refuse_calls("invalid tool call: this socket takes calls of tools only")
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -222,7 +222,7 @@ class ToolConnection(asyncio.Protocol):
 
     def _read_call_count(self, count: bytes) -> None:
         if not count.isdigit() or len(count) > 4 or (count != b"0" and int(count) == 0):
-            self._refuse_calls("what came is no call: it does not say how many it is")
+            self._refuse_calls("invalid tool call: it does not say how many calls it is")
             return
         calls = max(int(count), 1)
         self._wanted = 2 + 2 * calls

@@ -47,7 +47,7 @@ _BODY = r"""{
     fi
     {
         if ! \builtin printf '%s\0' TOKEN 0 "$1" "${2-}" >&59 || ! \builtin read -r place verdict size <&59; then
-            \builtin printf '%s: the tools are gone: nobody answers any more\n' "$1" >&58
+            \builtin printf '%s: the tools are gone: the caller does not answer any more\n' "$1" >&58
             \builtin return 1
         fi
         [[ $verdict == ok ]] || out=58
@@ -70,7 +70,7 @@ with socket.create_connection(("127.0.0.1", PORT)) as line:
 head, _, content = answer.partition(b"\\n")
 success = head.split()[1:2] == [b"ok"]
 out = sys.stdout if success else sys.stderr
-out.buffer.write(content or b"the tools are gone: nobody answers any more\\n")
+out.buffer.write(content or b"the tools are gone: the caller does not answer any more\\n")
 out.flush()
 sys.exit(0 if success else 1)
 """
@@ -487,9 +487,7 @@ def _parse_call_input(name: str, content: bytes, *, raw: bool) -> dict[str, Any]
     except msgspec.ValidationError as error:
         raise errors.InvalidRequest(f"{name} takes one JSON object, such as {{}}: {error}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise errors.InvalidRequest(
-            f"{name} takes one JSON object, and what it was given is no JSON: {error}"
-        ) from None
+        raise errors.InvalidRequest(f"{name} takes one JSON object; the argument is no JSON: {error}") from None
     if not isinstance(given, dict):
         raise errors.InvalidRequest(f"{name} takes one JSON object, such as {{}}, not {type(given).__name__}")
     return given

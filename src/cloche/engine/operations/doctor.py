@@ -202,7 +202,7 @@ def leftover_checks(config: Config) -> Iterable[HostCheck]:
     if not found:
         yield HostCheck(name="leftovers", state="enforced", detail="nothing of processes that died")
         return
-    advice = "whatever starts Cloche next (`cloche serve`, `cloche run`) removes it"
+    advice = "the next start of Cloche (`cloche serve`, `cloche run`) removes it"
     yield HostCheck(name="leftovers", state="best effort", detail="; ".join(found), advice=advice)
 
 
@@ -266,7 +266,7 @@ def _describe_policy(config: Config) -> str:
         parts.append(f"of private addresses {_shorten_patterns(network.internal)}")
     default = _shorten_patterns(network.default) if network.default else "nothing"
     # The products that those clients are of have the internet open unless it is closed.
-    parts.append(f"who does not ask gets {default}, and clients of E2B and OpenSandbox that do not ask get all of it")
+    parts.append(f"a client without a policy gets {default}, and one of E2B or OpenSandbox gets all of it")
     return "; ".join(parts)
 
 

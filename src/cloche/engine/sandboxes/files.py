@@ -480,7 +480,7 @@ class SandboxFiles:
         reply = await self._request_file("tree_guard", path, "root", paths=list(names))
         missing = reply.ok.get("missing")
         if not isinstance(missing, list):
-            raise errors.ProtocolViolation("the guest's init does not say what it guards")
+            raise errors.ProtocolViolation("the guest's init does not report the guarded paths")
         return [name for name in names if name in missing]
 
     def watch(self, path: str, *, recursive: bool = False, user: User | None = None) -> DirectoryWatch:

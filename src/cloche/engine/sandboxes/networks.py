@@ -88,8 +88,8 @@ class Networks:
     def _check_secrets(self, policy: NetworkPolicy) -> None:
         if (useless := first_unused_secret(policy)) is not None:
             raise errors.InvalidRequest(
-                f"the secret for {useless.domain} is of no use: {useless.domain} is not allowed; add it to what the "
-                "policy allows"
+                f"the secret for {useless.domain} is of no use: {useless.domain} is not allowed; add it to the "
+                "policy's allow list"
             )
         if (useless := first_unused_secret(msgspec.structs.replace(self.bound, secrets=policy.secrets))) is not None:
             raise errors.InvalidRequest(

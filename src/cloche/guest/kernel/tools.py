@@ -172,7 +172,7 @@ class _ToolClient:
             while not all(future.done() for _, _, future in calls):
                 _resolve_calls(calls, *await _read_answer(reader))
         except (OSError, EOFError):
-            raise ToolExecutionError("the tools are gone: nobody answers any more") from None
+            raise ToolExecutionError("the tools are gone: the caller does not answer any more") from None
         finally:
             writer.close()
 
