@@ -200,7 +200,7 @@ class IsolationUnavailable(Unavailable):
 
 class NurseryFailed(Unavailable):
     code = "nursery_failed"
-    retry_after_seconds = 2.0  # another is started for whoever asks next
+    retry_after_seconds = 2.0  # another is started for the next request
 
 
 class Busy(Unavailable):

@@ -125,14 +125,14 @@ class SandboxSpec(Struct):
     metadata: dict[str, str] = {}
     limits: Limits | None = None
     lifetime_seconds: float | None = None
-    network: NetworkPolicy | None = None  # None: what this host gives those who ask for nothing
+    network: NetworkPolicy | None = None  # None: the default of this host
     user: User = "user"
     cwd: str = "/mnt/data"
     sudo: bool = False  # whether programs of `user` may run others as root
     owner: str = "local"
     on_deadline: OnDeadline = "kill"
     pause_memory: bool = True  # whether the pause at its deadline keeps its memory
-    auto_resume: bool = False  # whether it is resumed by whoever uses it while it is paused
+    auto_resume: bool = False  # whether any use of the paused sandbox resumes it
     notes: dict[str, str] = {}  # a dialect's own words about it, kept as long as it is known
     volumes: dict[str, str] = {}  # named volumes of the owner's: by path, the id or name of each
 
@@ -290,7 +290,7 @@ class Template(Struct):
     python_prefix: str  # sys.base_prefix of that interpreter
     root: str  # directory that holds env/, template.toml, lock.txt
     packages: tuple[str, ...] = ()  # "numpy==2.1.0", ... as locked
-    imports: tuple[str, ...] = ()  # what the zygote imports before it forks
+    imports: tuple[str, ...] = ()  # modules that the zygote imports before it forks
     env: dict[str, str] = {}
     limits: Limits = Limits()
     network: NetworkPolicy | None = None  # of sandboxes that ask for none
@@ -319,7 +319,7 @@ class FileInfo(Struct):
     owner: str
     group: str
     modified_at: float
-    target: str | None = None  # what a symlink points at
+    target: str | None = None  # the target of a symlink
     leads_to: SymlinkTarget | None = None
     attributes: dict[str, str] = {}  # extended attributes, without the `user.` before their names
 
@@ -380,7 +380,7 @@ class VolumeInfo(Struct):
 class Launch(Struct):
     """The launch settings of sandboxes from a template that was built by steps."""
 
-    user: User = "user"  # of the start command, and of what clients run as nobody in particular
+    user: User = "user"  # of the start command, and of programs for which clients name no user
     cwd: str = "/home/user"
     start_command: str | None = None  # runs from the beginning on
     ready_command: str | None = None  # a sandbox is there when this one succeeds
@@ -403,7 +403,7 @@ class Snapshot(Struct):
     env: dict[str, str] = {}
     limits: Limits = Limits()
     network: NetworkPolicy | None = None  # without secrets
-    volumes: dict[str, str] = {}  # that the sandbox had, by path; not what is in them
+    volumes: dict[str, str] = {}  # that the sandbox had, by path; without their contents
     launch: Launch | None = None  # of a template that was built by steps, and of a part of one
     layer: str | None = None  # a digest of the base and the steps that made it
     of_build: bool = False  # whether it is all that a build has made
@@ -478,10 +478,10 @@ class Variable(Struct, kw_only=True):
     kind: VariableKind = "variable"
     type: str  # `int`, `numpy.ndarray`, `pandas.DataFrame`, `__main__.Point`
     shape: tuple[int, ...] | None = None  # of arrays and frames
-    length: int | None = None  # of what has one
+    length: int | None = None  # of values that have one
     dtype: str | None = None
     columns: tuple[str, ...] | None = None  # of frames, the first ones
-    size_bytes: int | None = None  # shallow: a list's own, without what is in it; an array's with its data
+    size_bytes: int | None = None  # shallow: a list's own, without its elements; an array's with its data
     preview: str = ""
 
 

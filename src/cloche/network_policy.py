@@ -26,7 +26,7 @@ PortRanges = tuple[tuple[int, int], ...]
 MAX_RULES = 1000
 MAX_SECRETS = 100
 MAX_SECRET_BYTES = 16 << 10
-MAX_SECRETS_BYTES = 64 << 10  # all of a policy: whatever comes back is searched for each of them
+MAX_SECRETS_BYTES = 64 << 10  # all of a policy: each answer is searched for each of them
 REDACTED = "***"  # stands for a secret's value wherever one is shown
 WEB_PORTS: PortRanges = ((80, 80), (443, 443))
 ALL_PORTS: PortRanges = ((1, 65535),)
@@ -35,7 +35,7 @@ _HOST_LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"{_HOST_LABEL}(\.{_HOST_LABEL})*")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-# Variables by which programs find themselves, each other, the proxy, and whom to trust.
+# Variables by which programs find themselves, each other, the proxy, and the trusted authorities.
 _RESERVED_VARIABLES = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|TERM|TZ|LANG|LANGUAGE|TMPDIR|TEMP|TMP|IFS|ENV|CDPATH|EDITOR|PAGER"
     r"|NODE_(OPTIONS|PATH|EXTRA_CA_CERTS|USE_ENV_PROXY|TLS_REJECT_UNAUTHORIZED)|(SSL|REQUESTS|CURL)_C(ERT|A)_\w+"
@@ -52,7 +52,7 @@ class HostPattern(NamedTuple):
     """A parsed pattern. Exactly one of `name` and `network` is given; `name` is "*" for everything."""
 
     name: str | None
-    below: bool  # `*.name`: what is below it, and not it
+    below: bool  # `*.name`: the names below it, and not it
     network: IpNetwork | None
     ports: PortRanges | None  # None: none were given
 
@@ -152,7 +152,7 @@ class Secret(Struct):
             raise errors.InvalidRequest(
                 f"the secret for {self.domain} needs either a header that it is sent in, or a name for its placeholder"
             )
-        # Neither is quoted: whoever mixes the fields up has the value in one of them.
+        # Neither is quoted: a client that mixes the fields up has the value in one of them.
         if self.header is not None and (not _HEADER.fullmatch(self.header) or self.header.lower() in FRAMING_HEADERS):
             raise errors.InvalidRequest(
                 f"the header of the secret for {self.domain} must be the name of one that a secret can be sent in, "

@@ -48,9 +48,9 @@ from cloche.model import GIB, KIB, MIB, Limits, Struct
 # Restrictions on a `./cloche.toml` that was not named explicitly: it may come from a foreign repository.
 
 LOCAL_CONFIG_FILE = "cloche.toml"
-LOCAL_FILE_ORIGIN = f"file ./{LOCAL_CONFIG_FILE}"  # the origin of what comes from such a file
+LOCAL_FILE_ORIGIN = f"file ./{LOCAL_CONFIG_FILE}"  # the origin of values from such a file
 
-# What says where sandboxes may go. Everything else of these tables denies, or limits.
+# Keys that set the reach of sandboxes. All other keys of these tables deny, or limit.
 _NETWORK_WIDENING_KEYS = frozenset({"network.allow", "network.default", "packages.enabled", "packages.allow"})
 _NETWORK_SOURCE_KEYS = frozenset({"network.internal", "network.hosts", "packages.pypi", "packages.npm"})
 
@@ -186,7 +186,7 @@ class ServerConfig(Section):
     tls_cert: str = ""
     tls_key: str = ""
     upload_bytes: PositiveInt = 256 * MIB  # of one request's body
-    canary_seconds: PositiveFloat = 30.0  # how often an execution is tried where nobody runs any
+    canary_seconds: PositiveFloat = 30.0  # between two canaries, while no client runs anything
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,10 +199,10 @@ class GatewayConfig(Section):
 
     code_calls: PositiveInt = 25  # of one response
     execution_seconds: PositiveFloat = 120.0
-    container_minutes: PositiveInt = 20  # of idleness, after which a container expires where nobody says otherwise
+    container_minutes: PositiveInt = 20  # of idleness, after which a container expires by default
     max_container_minutes: PositiveInt = 1440
     model_output_bytes: KibOrMore = 16 * KIB  # of one execution's output that the model is shown
-    outputs_bytes: KibOrMore = 32 * MIB  # of what code showed that one response keeps for its client
+    outputs_bytes: KibOrMore = 32 * MIB  # of outputs of code that one response keeps for its client
     turns_per_owner: PositiveInt = 200  # at once, those in the background not counted
     cite_new_files: bool = False  # every file that code made, not only those that the model links
     stored_days: PositiveFloat = 30.0  # how long responses, conversations and files of containers are kept

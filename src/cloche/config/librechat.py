@@ -13,7 +13,7 @@ from cloche.config.bounds import KibOrMore, PositiveFloat, PositiveInt, Section
 
 MIB = 1 << 20
 JWT_ALGORITHMS = ("EdDSA", "RS256", "HS256")
-HS256_KEY_ID = "hs256-dev"  # what LibreChat's own server calls such a key where nobody names it
+HS256_KEY_ID = "hs256-dev"  # LibreChat's own name of such a key without a name
 MAX_AGE_SECONDS, MAX_SKEW_SECONDS = 300, 30  # of the contract: no token is to be usable for longer
 HS256_SECRET_BYTES = 32  # RFC 7518, 3.2: a shorter one can be guessed from one token
 
@@ -33,7 +33,7 @@ CODEAPI_VARIABLES: Mapping[str, str] = {
     "CODEAPI_JWT_SINGLE_TENANT_ID": "librechat.jwt.tenant",
     "CODEAPI_TENANT_ISOLATION_STRICT": "librechat.jwt.strict_tenants",
 }
-"""What LibreChat's own server reads from its environment, and our keys for the same. A `CLOCHE_*` variable wins."""
+"""Environment variables of LibreChat's own server, and our keys for the same. A `CLOCHE_*` variable wins."""
 
 JWT_SECRET_KEYS = frozenset({"librechat.jwt.hs256_secret", "librechat.jwt.jwks", "librechat.jwt.public_key"})
 """A public key is none, but a private one is pasted in its place too easily."""
@@ -72,7 +72,7 @@ class JwtConfig(Section):
     audience: str = "codeapi"
     tenant: str = "legacy"  # of users whose token names none
     strict_tenants: bool = False  # whether a token must name its tenant
-    owner: str = "librechat"  # to whom the sandboxes of these users belong
+    owner: str = "librechat"  # of the sandboxes of these users
     # between a token's iat and exp
     max_age_seconds: Annotated[int, msgspec.Meta(ge=1, le=MAX_AGE_SECONDS)] = MAX_AGE_SECONDS
     # by which clocks may differ
@@ -118,11 +118,11 @@ class LibreChatConfig(Section):
 
     template: str = "python"
     python_state: bool = False  # whether Python variables last in a session, as its files do
-    timeout_seconds: PositiveFloat = 120.0  # of a program whose caller says nothing
+    timeout_seconds: PositiveFloat = 120.0  # of a program without a limit in its request
     max_timeout_seconds: PositiveFloat = 300.0  # that a caller may ask for
     output_bytes: KibOrMore = 1 * MIB  # of stdout, and of stderr, that a caller gets: head and tail
     file_bytes: PositiveInt = 150 * MIB  # of one file that is uploaded or made
-    max_files: PositiveInt = 200  # of one upload, of one program's inputs, and of what it made
+    max_files: PositiveInt = 200  # of one upload, of one program's inputs, and of its outputs
     files_hours: PositiveFloat = 24.0  # that a file is kept after its last use
     session_idle_minutes: PositiveFloat = 35.0  # after which a session's sandbox ends; its files are kept as others are
     # of one user; 0: no limit

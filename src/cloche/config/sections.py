@@ -71,7 +71,7 @@ class HistoryLimits(Section):
     """Limits on the memory for executed cells with their outputs."""
 
     sandbox_bytes: NonNegativeInt = 8 * MIB  # of each sandbox: the oldest make room
-    bytes: NonNegativeInt = 256 * MIB  # of all of them: beyond that, whoever needs more has an even share
+    bytes: NonNegativeInt = 256 * MIB  # of all of them: beyond that, each that needs more has an even share
 
 
 # `[mcp]`: limits for clients of the Model Context Protocol.
@@ -244,15 +244,15 @@ class UpstreamConfig(Struct, forbid_unknown_fields=True):
 class NetworkConfig(Section):
     """The upper bound of every sandbox's policy, the default policy, and limits."""
 
-    allow: tuple[str, ...] = ()  # nothing: sandboxes have loopback only, whatever they ask for
+    allow: tuple[str, ...] = ()  # nothing: sandboxes have loopback only, for any request
     deny: tuple[str, ...] = ()  # comes before `allow`
-    default: tuple[str, ...] = ()  # what a sandbox is allowed that asks for nothing, within the above
+    default: tuple[str, ...] = ()  # for a sandbox without a policy, within the above
     internal: tuple[str, ...] = ()  # private addresses and networks that may be reached nevertheless
     hosts: dict[str, str] = {}  # name -> address, or addresses with commas between: as in /etc/hosts
     connections: PositiveInt = 128  # of one sandbox at once
     connections_total: PositiveInt = 2048  # of all of them
     lookups: PositiveInt = 8  # of names, of one sandbox at once
-    request_seconds: PositiveFloat = 30.0  # for a program to say what it wants, once it has connected
+    request_seconds: PositiveFloat = 30.0  # for a program to send its request, once it has connected
     connect_seconds: PositiveFloat = 15.0  # to resolve a name and connect
     idle_seconds: PositiveFloat = 300.0  # of a connection on which nothing moves
     connection_seconds: PositiveFloat = 3600.0
@@ -286,7 +286,7 @@ class PackagesConfig(Section):
     npm: str = ""  # the registry's URL; empty: that of this host's own npm configuration
     allow: tuple[str, ...] = ("*",)  # names of packages, with * where wanted; pypi:NAME and npm:NAME are of one kind
     deny: tuple[str, ...] = ()  # comes before `allow`
-    cache_bytes: PositiveInt = 5 * GIB  # kept on this host and shared; what was used longest ago makes room
+    cache_bytes: PositiveInt = 5 * GIB  # kept on this host and shared; the least recently used make room
     file_bytes: PositiveInt = 512 * MIB  # of one wheel or tarball
     index_seconds: NonNegativeFloat = 600.0  # for which an index page is not asked for again
     requests_per_minute: PositiveInt = 3000  # of one sandbox
@@ -324,7 +324,7 @@ def _check_package_pattern(pattern: str) -> None:
 
 
 def _check_patterns(key: str, patterns: tuple[str, ...]) -> None:
-    if isinstance(patterns, str):  # a list of letters to Python, and never what is meant
+    if isinstance(patterns, str):  # a list of letters to Python, and always a mistake
         raise errors.InvalidRequest(f"{key} is a list of patterns: write [{patterns[:300]!r}]")
     for pattern in patterns:
         try:

@@ -326,7 +326,7 @@ class Engine:
                 raise await self.builds.explain_not_found(ref, owner) or error from None
             return named
 
-    # -- for those who make sandboxes
+    # -- for creations
 
     def add(self, sandbox: Sandbox) -> None:
         """Adds a sandbox that has a cell."""

@@ -31,7 +31,7 @@ class Instance:
 
     def open(self) -> None:
         """Raises Unavailable if the directory cannot be written."""
-        # Locked under another name first: nobody ever sees it without its lock held.
+        # Locked under another name first: no process ever sees it without its lock held.
         draft = self._run_dir / f".{self.name}"
         try:
             draft.mkdir(parents=True, mode=0o700)

@@ -1,1 +1,1 @@
-"""What must outlive the process: records of sandboxes."""
+"""The database: all records that outlive the process."""

@@ -25,7 +25,7 @@ import msgspec
 from cloche.model import KIB, new_id
 from cloche.store.retention_clock import retention_now
 
-SEGMENTS = 8  # into which what may be kept is cut, so that the oldest can go
+SEGMENTS = 8  # into which the log is cut, so that the oldest can go
 MIN_SEGMENT_BYTES = 64 * KIB
 SALT_FILE = "salt"
 REMOVED_EVENT = "audit.removed"  # the log says so itself when a file of it has gone for its age or the log's size
@@ -44,11 +44,11 @@ class AuditLine(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     at: str
     what: str
-    owner: str = ""  # whose it is
-    by: str = ""  # who did it: an owner
+    owner: str = ""  # of the object
+    by: str = ""  # the actor: an owner
     key: str = ""  # with which key, by its id; "sandbox-token:ID", "local" (no key was needed) or "server" (by itself)
     sandbox: str = ""
-    id: str = ""  # of what it was done to, where that is no sandbox
+    id: str = ""  # of the object, if that is no sandbox
     outcome: str = ""
     about: str = ""  # the template of a route, a port, a reason of ours
     bytes: int = 0
@@ -105,7 +105,7 @@ def load_salt(directory: Path) -> bytes:
             file.flush()
             os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):
-            os.link(draft, path)  # whoever came first
+            os.link(draft, path)  # the first process wins
         draft.unlink()
     return path.read_bytes()
 
@@ -131,7 +131,7 @@ class AuditFileWriter:
         self.directory = directory
         self._instance = instance
         self.segment_bytes = max(max_bytes // SEGMENTS, MIN_SEGMENT_BYTES)
-        self.turned = False  # whether what was appended last began a file, or is in one that another process began
+        self.turned = False  # whether the last append began a file, or is in one that another process began
         self._salt = b""
         self._n, self._prev = 0, ""
         self._last = AuditFileName("", 0)
@@ -233,7 +233,7 @@ def _is_same_file(fd: int, path: Path) -> bool:
 def _append_lines(fd: int, lines: bytes, sync: bool) -> None:
     """Appends the bytes. Raises OSError, with nothing of them left."""
     size = os.fstat(fd).st_size
-    if size and os.pread(fd, 1, size - 1) != b"\n":  # somebody was killed in the middle of a line
+    if size and os.pread(fd, 1, size - 1) != b"\n":  # a process was killed in the middle of a line
         lines = b"\n" + lines
     written = 0
     try:

@@ -25,7 +25,7 @@ from cloche.store.audit import (
 class AuditQuery(Struct):
     """A filter for lines."""
 
-    owner: str | None = None  # whose, or by whom
+    owner: str | None = None  # of the object, or of the actor
     sandbox: str | None = None
     what: str | None = None  # such as "sandbox.created", or all that begins with "sandbox."
     since: float | None = None
@@ -94,8 +94,8 @@ def _read_raw_lines(path: Path, offset: int = 0) -> Iterator[tuple[bytes, int]]:
 class AuditVerdict(Struct):
     lines: int
     files: int
-    problems: tuple[str, ...]  # what was changed or removed
-    notes: tuple[str, ...]  # what can be for other reasons, too
+    problems: tuple[str, ...]  # lines that were changed or removed
+    notes: tuple[str, ...]  # findings that can have other reasons, too
 
 
 class _ProcessChain(NamedTuple):

@@ -19,8 +19,8 @@ async def allow_anything(owner: str, more_bytes: int) -> None:
 
 RecordState = Literal["running", "paused", "expired", "killed", "lost"]
 
-SHUT_DOWN_REASON = "its host shut down"  # why those are `killed` that nobody killed
-HOST_DIED_REASON = "its host process died"  # why those are `lost` of which nobody heard more
+SHUT_DOWN_REASON = "its host shut down"  # the reason of `killed` without a kill request
+HOST_DIED_REASON = "its host process died"  # the reason of `lost` without any report
 
 
 class LostSandbox(NamedTuple):

@@ -64,7 +64,7 @@ class TemplateBuild(Struct):
     updated_at: float
     state: BuildState = "waiting"
     instance: str | None = None  # the host process that builds it
-    snapshot: str | None = None  # what it made
+    snapshot: str | None = None  # its result
     recipe: str | None = None  # a digest of all that it was made of
     reason: str | None = None  # why it failed
     step: str | None = None  # at which step
@@ -379,7 +379,7 @@ class BuildFiles:
         id = _archive_id(owner, digest)
         try:
             return await self._blobs.chunks(id)
-        except errors.FileNotFound:  # somebody removed it: who uploads it again must not be told that it is there
+        except errors.FileNotFound:  # it was removed: a client that uploads it again must not be told that it is there
             await self._database.do(lambda db: _delete_archives(db, [id]))
             raise
 

@@ -34,7 +34,7 @@ UNUSABLE_REASONS = {
     sqlite3.SQLITE_CORRUPT: "its file is damaged: move it away, or put a copy of it back, and start again",
     sqlite3.SQLITE_NOTADB: "its file is damaged: move it away, or put a copy of it back, and start again",
 }
-"""By SQLite's primary code. Whatever else goes wrong is a mistake of ours."""
+"""By SQLite's primary code. Any other code is a mistake of ours."""
 
 
 class Unusable(errors.Unavailable, sqlite3.OperationalError):
@@ -95,13 +95,13 @@ T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
 
 BUSY_MILLISECONDS = 10_000
-TROUBLED_MILLISECONDS = 200  # once somebody has waited that long in vain, others do not, until a write succeeds
-RETRY_SECONDS = 1.0  # for work that nobody waits for, while the file cannot be written
+TROUBLED_MILLISECONDS = 200  # once a writer has waited that long in vain, others do not, until a write succeeds
+RETRY_SECONDS = 1.0  # for work without a waiting caller, while the file cannot be written
 JOURNAL_BYTES = 64 * MIB  # that the write-ahead log keeps when it is empty
-SCRUB_MILLISECONDS = 100  # that it waits for others who read there: until then nothing else is done
+SCRUB_MILLISECONDS = 100  # that it waits for readers: until then nothing else is done
 LOCKED_SECONDS = 0.01
-FAILING_SECONDS = 60.0  # for which somebody is told so who looks, where nobody has tried again
-SCRUB_SECONDS = 60.0  # after which what was deleted is gone from it, too
+FAILING_SECONDS = 60.0  # for which `failing` is reported if no write was tried again
+SCRUB_SECONDS = 60.0  # after which deleted data is gone from it, too
 """Each one leads from the version that is its index to the next. Never changed once released."""
 
 
@@ -114,10 +114,10 @@ class Database:
         self._thread: threading.Thread | None = None
         self._connection: sqlite3.Connection | None = None
         self._scrubbing: asyncio.TimerHandle | None = None
-        self._held = HeldWrites()  # what could not be written yet
+        self._held = HeldWrites()  # writes that failed so far
         self.troubled = False  # another process has held the lock for too long, and no write has succeeded since
         self._unusable_at = -FAILING_SECONDS  # when that was last, since something was written
-        self.closing = False  # what goes on by itself does not any more
+        self.closing = False  # background work stops
 
     async def open(self) -> None:
         """Raises Unavailable if the file cannot be made, read or brought to this version."""
@@ -250,7 +250,7 @@ class Database:
             self._unusable_at = time.monotonic()
         if explained is not None and explained.locked and not self.troubled:
             self._set_patience(db, patient=False)
-            log.error("store.unusable", why=str(explained))  # who waits is told, and so is the operator
+            log.error("store.unusable", why=str(explained))  # waiting callers get the error, and the operator this line
         return explained or error
 
     def _set_patience(self, db: sqlite3.Connection, *, patient: bool) -> None:
@@ -291,7 +291,7 @@ def _explain_error(error: Exception) -> str:
 def _deliver_answer(
     loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], error: BaseException | None, answer: object
 ) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
+    with contextlib.suppress(RuntimeError):  # the loop has ended: no caller waits
         loop.call_soon_threadsafe(_settle_future, future, error, answer)
 
 
@@ -306,12 +306,12 @@ def _settle_future(future: asyncio.Future[Any], error: BaseException | None, ans
 
 def _open_connection(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(mode=0o600)  # it says who ran what when; what lies beside it gets the same mode
+    path.touch(mode=0o600)  # it contains the activity of owners; the files beside it get the same mode
     db = sqlite3.connect(path, check_same_thread=False, timeout=BUSY_MILLISECONDS / 1000)
     db.execute(f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
     _enable_wal(db)
     db.execute("PRAGMA synchronous = NORMAL")
-    db.execute("PRAGMA secure_delete = ON")  # what a client deletes is overwritten
+    db.execute("PRAGMA secure_delete = ON")  # deleted data is overwritten
     db.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES}")
     _apply_migrations(db)
     return db

@@ -53,7 +53,7 @@ DEPENDENT_TABLES: Mapping[str, tuple[str, str, str]] = {
 """Tables without an owner of their own: their column, and the column and table that it points to."""
 
 _THEIRS = {"code_sessions": "(owner = ?1 OR (json_valid(owner) AND json_extract(owner, '$[0]') = ?1))"}
-_BUSY = {  # what another process works with: it would write it again
+_BUSY = {  # rows that another process works with: it would write them again
     "sandboxes": "state IN ('running', 'paused') AND instance IN (SELECT value FROM json_each(?2))",
     "volumes": "instance IN (SELECT value FROM json_each(?2))",
     "runs": "instance IN (SELECT value FROM json_each(?2))",

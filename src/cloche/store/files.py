@@ -190,7 +190,7 @@ class StoredContainerFile(Struct):
     created_at: float
     modified_at: float = 0.0  # of the content that is kept, as the sandbox said
     kept: bool = False  # whether the blob of this id has its content
-    origin: str | None = None  # what it was made from: a file's id (the blob is a link of that file's), or else
+    origin: str | None = None  # its source: a file's id (the blob is a link of that file's), or else
 
     @property
     def made_from(self) -> str | None:

@@ -36,7 +36,7 @@ StepKind = Literal["request", "model_call", "container", "execution"]
 STEP_BATCH_SECONDS = 0.05
 STEP_KEPT_SECONDS = 30 * 86400.0
 MAX_STEPS = 200_000
-MAX_CAPTURED_BYTES = 256 * MIB  # of all records; what was captured first goes first
+MAX_CAPTURED_BYTES = 256 * MIB  # of all records; the oldest go first
 STEPS_UNTIL_PRUNED = 20_000  # writes: a busy server does not wait for the hour
 MAX_STEPS_OF_REQUEST = 1000  # records that are shown of one request id
 

@@ -25,7 +25,7 @@ KeyRole = Literal["user", "admin"]
 PRESET_ID = "CLOCHE_API_KEY"  # the id of a key that the environment sets; it is in no store
 USED_SECONDS = 60.0  # how exactly the last use of a key is kept
 MAX_NAME = 200
-MAX_YEARS = 100  # until a key expires: what is further away was meant in milliseconds
+MAX_YEARS = 100  # until a key expires: a larger number was meant in milliseconds
 UNREADABLE = (sqlite3.Error, msgspec.ValidationError)
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}")
 
@@ -68,7 +68,7 @@ def hash_key(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-KeyEventListener = Callable[[str, str, str], None]  # what happened, to whose key, and its id
+KeyEventListener = Callable[[str, str, str], None]  # the event, the key's owner, and its id
 
 
 def _ignore_event(what: str, owner: str, id: str) -> None:
@@ -86,7 +86,7 @@ class StoredKeys:
         self._valid: dict[str, KeyRecord] = {}
         self._used: dict[str, float] = {}  # id -> when, as far as the store does not know it yet
         self._preset = hash_key(preset) if preset else None
-        self.heard: KeyEventListener = _ignore_event  # of what becomes of keys, for the audit log
+        self.heard: KeyEventListener = _ignore_event  # called with each event of a key, for the audit log
         self.refreshed: Callable[[set[str]], None] = lambda ids: None  # with the ids of those that are valid now
 
     async def open(self) -> None:
@@ -281,7 +281,7 @@ def _rotate_key(db: sqlite3.Connection, id: str, key: str, expires_at: float | N
         db.execute(_REVOKE, (now, id))
         db.execute(_PUT, (hash_key(key), *msgspec.structs.astuple(record)))
         db.execute("UPDATE keys SET replaced_by = ? WHERE id = ?", (record.id, id))
-        for table in ("quotas", "usage"):  # what it may use, and has used, is that of the new one
+        for table in ("quotas", "usage"):  # the new key takes over the quota and the usage
             db.execute(f"UPDATE {table} SET key_id = ? WHERE key_id = ?", (record.id, id))
         return record
 

@@ -72,7 +72,7 @@ class CodeFile(Struct):
     session: str  # that it was uploaded to, or that made it
     owner: str
     tenant: str
-    user: str  # who brought it; empty where nobody can tell
+    user: str  # that uploaded it; empty if unknown
     space: str
     name: str  # exactly as it was given, with its slashes
     bytes: int
@@ -90,12 +90,12 @@ class CodeFile(Struct):
 _FILE_COLUMNS = CodeFile.__struct_fields__
 _GET_FILE = f"SELECT {', '.join(_FILE_COLUMNS)} FROM code_files"
 _PUT_FILE = f"INSERT INTO code_files ({', '.join(_FILE_COLUMNS)}) VALUES ({', '.join('?' * len(_FILE_COLUMNS))})"
-# A file lives as long as a session whose /mnt/data it is part of, whoever else uses it.
+# A file lives as long as a session whose /mnt/data it is part of, even with other users.
 _IN_WORKSPACE = """EXISTS (
     SELECT 1 FROM code_workspaces AS part JOIN code_sessions AS whole ON whole.key = part.key
     WHERE part.file = code_files.id AND whole.used_at > :since)"""
 _ALIVE = f"(used_at > :since OR {_IN_WORKSPACE})"
-# Somebody else's is looked for as long as what never was. The `+` keeps the search by id: an owner may have many.
+# Another user's file takes as long as an unknown one. The `+` keeps the search by id: an owner may have many.
 _OWN = "+owner = :owner AND +tenant = :tenant"
 
 

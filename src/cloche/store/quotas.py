@@ -13,11 +13,11 @@ from cloche import errors
 from cloche.config.sections import QuotaOverride
 from cloche.store.database import Database
 
-ALL_TIME_MINUTE = 0  # the minute of what was used ever
+ALL_TIME_MINUTE = 0  # the minute of the total usage
 KEPT_MINUTES = 60  # that are kept one by one
 UNREADABLE = (sqlite3.Error, msgspec.DecodeError, errors.Unavailable)
 
-# What of an owner's outlasts sandboxes, by its kind.
+# The objects of an owner that outlast sandboxes, by kind.
 _STORED = {
     "snapshots": "SELECT COALESCE(SUM(json_extract(body, '$.bytes')), 0) FROM snapshots WHERE owner = ?1",
     "paused": """SELECT COALESCE(SUM(json_extract(revival, '$.bytes')), 0) FROM sandboxes

@@ -194,7 +194,7 @@ MAX_CHAIN_BYTES = 64 * MIB
 MAX_BODY_BYTES = 64 * MIB  # of one: beyond that the outputs of its code are not kept
 MAX_EVENT_BYTES = 64 * MIB  # of one: beyond that its deltas are not kept
 MAX_RESPONSE_BYTES = 128 * MIB  # a larger one is not kept
-RESPONSES_MAX_BYTES = 8 * GIB  # of all that are kept; the oldest of those go first who have most
+RESPONSES_MAX_BYTES = 8 * GIB  # of all that are kept; the oldest of the owners with the most go first
 MAX_BYTES_OF_OWNER = 2 * GIB
 EVENTS_AT_ONCE = 1000
 REMOVED_AT_ONCE = 32 * MIB
@@ -270,7 +270,7 @@ class StoredResponses:
         ids, small = list(minted), _shrink_response(response)
         if small is not None:
             self._write_later(lambda db: self._count_written(db, _update_response(db, small, ids)))
-        else:  # what was put before would look as if it went on
+        else:  # earlier items would look as if they went on
             self._write_later(lambda db: _delete_responses(db, [(response.id,)]))
 
     def add_events(self, response: str, events: Sequence[Json]) -> None:

@@ -22,8 +22,8 @@ from cloche.store.retention_clock import retention_now
 T = TypeVar("T")
 
 RUN_HOST_DIED = "its host process died"
-CHUNK_OVERHEAD_BYTES = 256  # what a row costs beside its events
-SPARE_PART = 16  # of a run's room, that is freed beyond what is needed: not at every write
+CHUNK_OVERHEAD_BYTES = 256  # the cost of a row beside its events
+SPARE_PART = 16  # of a run's room, freed in excess: so not at every write
 _HOUR_SECONDS = 3600.0
 
 
@@ -39,7 +39,7 @@ class RunRecord(Struct):
     reason: str | None = None
     events: int = 0  # the number of the last
     bytes: int = 0  # of those that are kept
-    dropped: dict[str, int] = {}  # bytes of events that made room for later ones, by what they were
+    dropped: dict[str, int] = {}  # bytes of events that made room for later ones, by kind
 
 
 class EventChunk(Struct):

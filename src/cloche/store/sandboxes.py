@@ -52,7 +52,7 @@ class SqliteSandboxRecords:
         self._unwritten: dict[str, SandboxRecord] = {}  # by id
         self._timer: asyncio.TimerHandle | None = None
         self._pruning: asyncio.TimerHandle | None = None
-        self._revivable: set[str] = set()  # sandboxes on whose record is what it takes to make them again
+        self._revivable: set[str] = set()  # sandboxes that can be made again from their record
 
     @property
     def failing(self) -> bool:
@@ -120,7 +120,7 @@ class SqliteSandboxRecords:
     async def conclude(self, record: SandboxRecord) -> bool:
         was_paused = await self._run_after_writes(lambda db: _conclude_record(db, record))
         if was_paused:
-            self._revivable.add(record.id)  # whoever paused it
+            self._revivable.add(record.id)  # paused by any process
             self._note_resume_specs([record])
         return was_paused
 
@@ -246,7 +246,7 @@ def _decode_record(row: tuple[object, ...]) -> SandboxRecord:
 
 MAX_RECORDS = 200_000  # about 0.6 KB each, where their metadata are few
 MAX_BYTES = 256 * MIB
-ROW_BYTES = 256  # of one, beside what clients and programs have a say in
+ROW_BYTES = 256  # of one, beside the fields that clients and programs set
 
 _TEXT_COLUMNS = ("metadata", "notes", "volumes", "revival", "end_reason", "template")
 _ROW_SIZE = " + ".join([str(ROW_BYTES), *(f"LENGTH(CAST(COALESCE({name}, '') AS BLOB))" for name in _TEXT_COLUMNS)])

@@ -12,7 +12,7 @@ from cloche.model import Snapshot
 from cloche.store.base import CheckAllowance, allow_anything
 from cloche.store.database import Database, Unusable
 
-# What can be long is not in the table of which all rows are read, but only in that of their bodies.
+# Long values are not in the table of which all rows are read, but only in that of their bodies.
 _WHOLE = "SELECT whole.body FROM snapshots JOIN snapshot_bodies AS whole ON whole.id = snapshots.id"
 _BY_ID = f"{_WHOLE} WHERE {{owner}} AND snapshots.id = ?2"
 _BY_NAME = f"{_WHOLE} WHERE {{owner}} AND name = ?2 ORDER BY created_at DESC LIMIT 1"

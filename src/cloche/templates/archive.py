@@ -48,7 +48,7 @@ MAX_ARCHIVE_FILES = 1_000_000
 MAX_ARCHIVE_BYTES = 64 * GIB
 _CHUNK = 1 * MIB
 _MAX_HEADER_BYTES = 64 * KIB
-_TOP_ENTRIES = ("env", "template.toml", "lock.txt")  # what a template is made of; template.json is written anew
+_TOP_ENTRIES = ("env", "template.toml", "lock.txt")  # the parts of a template; template.json is written anew
 
 
 class ArchiveEntry(Struct):

@@ -115,7 +115,7 @@ def _point_at_guest(script: Path) -> None:
 
 # Locks a recipe for an interpreter to a list of exact, hashed wheels.
 
-# What our own code in the sandbox needs, in every template.
+# The dependencies of our own code in the sandbox, in every template.
 GUEST_REQUIREMENTS = (
     "ipython>=8.18",  # the kernel
     "threadpoolctl",  # quiets BLAS thread pools before the fork
@@ -223,7 +223,7 @@ def ensure_template(catalogue: Catalogue, ref: str, report: ReportProgress = ign
 def _build_first(catalogue: Catalogue, name: str, report: ReportProgress) -> Template:
     with catalogue.locked(name, lambda: _report_wait(report, name)):
         try:
-            template = catalogue.resolve(name)  # by whoever we waited for
+            template = catalogue.resolve(name)  # built by the process that held the lock
         except errors.TemplateNotFound:
             template = _build_locked(catalogue, recipes.built_in_recipe(name), report)
     report(TemplateProgress(phase="done", detail=template.ref, fraction=1.0))
@@ -321,7 +321,7 @@ def _uv_lines(phase: Phase, report: ReportProgress) -> Callable[[str], None]:
         if re.match(r"\s*(Prepared|Installed) ", line):
             ended = started
         fraction = max(fraction, begin + room * ended / max(started, 1))
-        if not line.startswith(" + "):  # the list of what was installed is in the lock
+        if not line.startswith(" + "):  # the list of installed packages is in the lock
             report(TemplateProgress(phase=phase, detail=line.strip(), fraction=fraction))
 
     return on_line

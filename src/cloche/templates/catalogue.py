@@ -148,7 +148,7 @@ class Catalogue:
             except BlockingIOError:
                 on_wait()
                 fcntl.flock(file, fcntl.LOCK_EX)
-            # Whoever left scratch directories held this lock, so is dead.
+            # The process that left scratch directories held this lock, so it is dead.
             for leftover in parent.glob(_SCRATCH + "*"):
                 _remove_patiently(leftover)
             yield
@@ -182,7 +182,7 @@ def _while_unlocked(parent: Path, work: Callable[[], object]) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        pass  # not ours to open: nor will anybody take it from us
+        pass  # not ours to open, and no other process will take it
     return True
 
 
@@ -231,7 +231,7 @@ def _make_readable_directory(path: Path) -> None:
 
 # Garbage collection of template versions. The user of a version holds it, visibly for other processes.
 
-FRESH_SECONDS = 3600.0  # in which whoever built one comes to use it
+FRESH_SECONDS = 3600.0  # in which the builder of a version comes to use it
 DAY_SECONDS = 86400.0
 
 

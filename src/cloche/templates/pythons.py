@@ -41,7 +41,7 @@ class Interpreter(Struct):
     path: str  # PREFIX/bin/python3.X
     version: str  # "3.11.7"
     prefix: str  # sys.base_prefix
-    platform: str  # "cpython-311-x86_64-linux-gnu": what a compiled wheel must fit
+    platform: str  # "cpython-311-x86_64-linux-gnu": the platform tag of compiled wheels
 
     @property
     def version_numbers(self) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ def _search_directories() -> Iterable[Path]:
 
 
 def _pythons_in(directory: Path) -> Iterator[str]:
-    if directory.name == "shims":  # pyenv's scripts; what they start is found by itself
+    if directory.name == "shims":  # pyenv's scripts; the interpreters behind them are found directly
         return
     for each in _list_directory(directory):
         if re.fullmatch(r"python3(\.\d+)?", each.name) and os.access(each, os.X_OK):

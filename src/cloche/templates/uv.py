@@ -69,7 +69,7 @@ def _from_files(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 LAST_LINES = 20
-# What uv says, and what the reader can do about it. The first that occurs in its output is shown.
+# Messages of uv, and the remedy for each. The first that occurs in its output is shown.
 _UNREACHABLE = "check the network, a proxy, or point UV_DEFAULT_INDEX at your mirror."
 _ADVICE = {
     "no usable wheels": "Cloche installs wheels only: change `python` or the package's version in template.toml.",
@@ -91,7 +91,7 @@ def run_uv(arguments: Sequence[str], cwd: Path, on_line: Callable[[str], None], 
         last.append(line)
         on_line(line)
 
-    source = cwd / ".stdin"  # a file rather than a pipe: nobody has to feed it
+    source = cwd / ".stdin"  # a file rather than a pipe: no task has to feed it
     source.write_text(stdin, "utf-8")
     target = cwd / ".stdout"
     with source.open("rb") as reading, target.open("wb") as writing:

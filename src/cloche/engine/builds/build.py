@@ -43,7 +43,7 @@ from cloche.telemetry import log
 
 T = TypeVar("T")
 
-MAX_LAYERS = 8  # of one owner, beside what whole builds made; the oldest go first
+MAX_LAYERS = 8  # of one owner, beside the results of whole builds; the oldest go first
 MAX_LAYER_BYTES = 4 * GIB
 LAYER_KEPT_SECONDS = 7 * 86400.0
 
@@ -177,7 +177,7 @@ class BuildOutputLines:
 StepKind = Literal["RUN", "COPY", "ENV", "WORKDIR", "USER"]
 
 STEP_SECONDS = 1800.0
-READ_VARIABLES_SECONDS = 60.0  # that a sandbox has to say what variables there are
+READ_VARIABLES_SECONDS = 60.0  # that a sandbox has to list its variables
 MAX_PATH_BYTES = 4096
 MAX_VARIABLES = 1000  # of a template
 MAX_ENV_BYTES = 256 * KIB  # of their names and values: they are kept with each build
@@ -188,7 +188,7 @@ WRITABLE_PATHS = "/home/user, /mnt/data, /app, /tmp, /var/tmp and /root"
 _COPYING = (Path(__file__).parents[2] / "guest" / "files" / "build_copy.py").read_text("utf-8")
 _PLAIN_ENV = {
     "PATH": "/opt/cloche/front/bin:/opt/cloche/env/bin:/usr/local/bin:/usr/bin:/bin"
-}  # whatever steps have set
+}  # whatever the steps set
 _USERS: dict[str, User] = {"user": "user", "1000": "user", "root": "root", "0": "root"}
 _IDS = {"user": 1000, "root": 0}
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
@@ -197,7 +197,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 class BuildStep(Struct):
     kind: StepKind
     args: tuple[str, ...]
-    files: str | None = None  # of a COPY: the client's digest of what is copied
+    files: str | None = None  # of a COPY: the client's digest of the copied files
 
 
 class BuildSandbox:
@@ -314,7 +314,7 @@ class BuildSandbox:
                 if isinstance(event, Output) and event.stream == "stdout":
                     said.append(event.text)
                     size += len(event.text)
-                    if size > 2 * MAX_COMMAND_BYTES:  # steps can change what any program does
+                    if size > 2 * MAX_COMMAND_BYTES:  # steps can change the output of any program
                         raise errors.TemplateBuildFailed("failed to read the variables: there is no end of them")
         return dict(pair.partition("=")[::2] for pair in "".join(said).split("\0") if pair)
 
@@ -376,7 +376,7 @@ def _describe_exit(exited: Exited) -> str:
     return exited.outcome.replace("_", " ") + (f" ({exited.reason})" if exited.reason else "")
 
 
-LAYER_SECONDS = 2.0  # of work, after which what was made is kept for the next build
+LAYER_SECONDS = 2.0  # of work, after which the result is kept for the next build
 
 
 class BuildPlan(Struct):
@@ -394,13 +394,13 @@ class BuildPlan(Struct):
 class EngineFunctions(NamedTuple):
     """The functions of the engine that builds use."""
 
-    found: Callable[[str, str], Awaitable[Template | Snapshot]]  # what a name means to an owner
+    found: Callable[[str, str], Awaitable[Template | Snapshot]]  # the meaning of a name for an owner
     create: Callable[[SandboxSpec], Awaitable[Sandbox]]
     restore: Callable[[SandboxSpec, str], Awaitable[Sandbox]]  # a sandbox with the files of an image
     source_of: Callable[[Sandbox], Awaitable[SandboxSource]]  # its files as an image, to be kept or discarded
     discard: Callable[[str], Awaitable[None]]
     check_room: Callable[[str], Awaitable[None]]  # raises InvalidRequest where an owner keeps too much already
-    check_limits: Callable[[Limits], None]  # raises InvalidRequest that says what is allowed
+    check_limits: Callable[[Limits], None]  # raises InvalidRequest that names the bounds
 
 
 class BuildProgress:
@@ -472,7 +472,7 @@ class TemplateBuilder:
         try:
             await sandbox.kill("the build has ended")
         except BaseException:
-            await self._discard_snapshot(snapshot)  # nobody will know of it
+            await self._discard_snapshot(snapshot)  # no record refers to it
             raise
 
     async def _make_build_sandbox(self, base: Template | Snapshot, plan: BuildPlan, limits: Limits) -> Sandbox:
@@ -551,7 +551,7 @@ class _BuildWork(NamedTuple):
     digests: Sequence[str]  # of the base with no step, with one, ..
     base: Template | Snapshot
     done: int  # steps that were done before
-    layer: Snapshot | None  # what they made
+    layer: Snapshot | None  # their result
 
     @property
     def inherited(self) -> Launch:

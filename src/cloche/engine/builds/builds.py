@@ -229,7 +229,7 @@ class Builds:
     def _on_build_ended(self, build: TemplateBuild, said: BuildLog, task: asyncio.Task[None]) -> None:
         self._running.pop(build.id, None)
         error = None if task.cancelled() else task.exception()
-        if error is not None:  # a mistake of ours: nobody must wait for ever
+        if error is not None:  # a mistake of ours: no client must wait for ever
             log.error("template_build.broke", build=build.id, error=repr(error))
             failing = asyncio.create_task(
                 self._record_failure(build, said, BuildProgress(), "the server made a mistake: see its log")
@@ -245,7 +245,7 @@ class Builds:
     async def _run_build(self, build: TemplateBuild, plan: BuildPlan, said: BuildLog) -> None:
         room = self._rooms.setdefault(build.owner, asyncio.Semaphore(MAX_RUNNING_BUILDS))
         progress = BuildProgress()
-        if current_principal() is None:  # nobody's key: it is the owner's all the same, who pays for it
+        if current_principal() is None:  # no key: the build is the owner's all the same, and is charged to it
             set_current_principal(Principal(owner=build.owner))
         try:
             async with asyncio.timeout(BUILD_SECONDS):

@@ -122,7 +122,7 @@ class CommandJob(SandboxProgram):
             await self._ended.heard()
         return self.exited
 
-    # -- what its listeners do
+    # -- for its listeners
 
     def hold(self, listener: JobListener) -> None:
         self._behind.add(listener)

@@ -85,7 +85,7 @@ class SandboxProgram:
             )
             self._take_pipes(reply, ask)
         except BaseException:
-            # Whoever is cancelled here does not know whether init has started it already.
+            # A caller that is cancelled here does not know whether init has started it already.
             self._send_signal(signal.SIGKILL)
             raise
         if timeout_seconds is not None:
@@ -93,7 +93,7 @@ class SandboxProgram:
         # Last: its end may be known already, and is then told at once.
         self._guest.subscribe("process_exited", self.id, self._on_exited)
 
-    # -- what is done to it
+    # -- control
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Signals the process with everything in its session."""
@@ -245,7 +245,7 @@ class SandboxProgram:
         self.finish(Exited(exit_code=128 + signal.SIGKILL, outcome=outcome, reason=reason, signal=signal.SIGKILL))
 
     def _drain_pipes(self) -> None:
-        # Children of it may hold the pipes open: what is there now is read, the rest is theirs.
+        # Its children may hold the pipes open: the data of now is read, the rest is theirs.
         for pipe in self._pipes:
             room = pipe.capacity_bytes
             while room > 0 and (got := pipe.read_now()):
@@ -254,7 +254,7 @@ class SandboxProgram:
     def _close_pipes(self) -> None:
         for pipe in self._pipes:
             pipe.close()
-        self._pipes = []  # they know us: else only the garbage collector would let go of what waits to be read
+        self._pipes = []  # they refer to us: else only the garbage collector would release the unread data
         if self._stdin is not None:
             self._stdin.close()
 

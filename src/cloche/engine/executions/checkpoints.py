@@ -13,7 +13,7 @@ from cloche.isolation.channel import Header, close_all
 from cloche.model import Mark, new_id
 
 MAX_CHECKPOINTS = 32
-COLLECT_SECONDS = 0.25  # after which nobody waits any longer to hear how a copy ended
+COLLECT_SECONDS = 0.25  # the longest wait for the report of a copy's end
 
 
 class KernelCheckpoints:

@@ -56,7 +56,7 @@ class Context:
         self._running: Execution | None = None
         self._waiter: Ticket | None = None  # of the execution whose turn it is here, but not yet on this host
         self._began_at = 0.0
-        self._asked_by = current_principal()  # who has it run what it runs
+        self._asked_by = current_principal()  # the principal of its executions
         self._oom_kills = 0
         self._notice: str | None = None
         self._marks = KernelCheckpoints()

@@ -399,7 +399,7 @@ class Execution:
         for stream, data in self._kernel.take_idle_output() if self._kernel else ():
             self._outlet.feed(stream, data)
 
-    # -- what the kernel says
+    # -- messages of the kernel
 
     def on_output(self, stream: Stream, data: bytes) -> None:
         if self.ended is None:
@@ -445,7 +445,7 @@ class Execution:
 
     def _on_raised(self, header: Header, body: bytes) -> None:
         event = kernel.parse_raised(header, body)
-        if self._frames_left > 0:  # not charged: why it failed is what the caller needs most
+        if self._frames_left > 0:  # not charged: the caller needs the reason of the failure most
             self._frames_left -= 1
             self._events.put(event, memory_of_text(event.traceback) + memory_of_text(event.value))
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from cloche.engine.sandboxes.sandbox import Sandbox
 
 DEFAULT_HISTORY_BYTES = 8 << 20
-EVENT_BYTES = 256  # what one costs beside its content
-MAX_COPIES = 4096  # of contexts, of which is remembered what they are copies of
-CELL_BYTES = 1024  # what one costs beside its code and outputs
+EVENT_BYTES = 256  # the cost of one beside its content
+MAX_COPIES = 4096  # contexts whose origin is remembered
+CELL_BYTES = 1024  # the cost of one beside its code and outputs
 
 
 class HistoryBudget:
@@ -190,9 +190,9 @@ class CellRecording(msgspec.Struct, gc=False, kw_only=True):
     _count: int = 0
     _started_at: float = 0.0
     _ended: Ended | None = None
-    _outputs: Any = []  # Display, _Shown, Raised; of what was written _Text until it ends, then Output
+    _outputs: Any = []  # Display, _Shown, Raised; for text _Text until the cell ends, then Output
     _bytes: int = 0  # of outputs
-    _cut_bytes: int = 0  # of what came when there was no more room
+    _cut_bytes: int = 0  # of outputs that came when there was no more room
     _is_listed: bool = False
     _closed: bool = False
     _outputs_dropped: bool = False
@@ -291,7 +291,7 @@ class CellRecording(msgspec.Struct, gc=False, kw_only=True):
         self._closed = True
         self._clear_outputs(transcript)
 
-    # -- for whoever asks
+    # -- queries
 
     def cell(self) -> Cell:
         ended = self._ended

@@ -35,7 +35,7 @@ MAX_VALUE = 256 << 10
 MAX_TRACEBACK = 1 << 20
 MAX_PARTS = 64
 MAX_JSON = 8 << 20
-# What each of these stands for in memory, at most: a list, a dict, half a string, a place in a list with a number, one
+# The memory that each of these stands for, at most: a list, a dict, half a string, a place in a list with a number, one
 # in a dict. Measured; where they stand inside strings too much is charged.
 PARSED_BYTES = ((b"[", 88), (b"{", 184), (b'"', 26), (b",", 40), (b":", 48))
 MAX_PATH = 8192
@@ -183,7 +183,7 @@ class MarkedStream:
     def __init__(self, token: str, emit: Callable[[bytes], None]):
         self._start = wire.MARK_START + token.encode() + b";"
         self._emit = emit
-        self._rest = b""  # after the mark that holds us, or the beginning of what may be a mark
+        self._rest = b""  # after the mark that holds us, or the beginning of a possible mark
         self._released = -1
         self._ignoring = False
         self.held: int | None = None
@@ -198,7 +198,7 @@ class MarkedStream:
             if at < 0 or end > len(buffer):
                 self._keep_tail(buffer, done, at)
                 return
-            seen = at + 1  # what looks like a mark and is none is the program's
+            seen = at + 1  # bytes like a mark that are none are the program's
             mark = self._parse_mark(buffer, at)
             if mark is not None:
                 self._emit_text(buffer[done:at])
@@ -291,7 +291,7 @@ class KernelClient:
         self._signalled = False
         self._paused = False
         self._branching: dict[str, asyncio.Future[int]] = {}
-        self.on_collected: dict[str, Callable[[Header], None]] = {}  # by its id, who hears how a copy has ended
+        self.on_collected: dict[str, Callable[[Header], None]] = {}  # by its id, the callback for a copy's end
         self._streams = [MarkedStream(token, partial(self._on_text, name)) for name in OUTPUT_STREAMS]
         self._pipes = [
             OutputPipe(fd, stream.feed, stream.flush, partial(self._may_read, index))
@@ -362,7 +362,7 @@ class KernelClient:
         """Waits until init has sent every signal: one that was meant for a run must not hit the next."""
         if self._signalled or always:
             self._signalled = False
-            with contextlib.suppress(errors.ClocheError):  # it has ended: whoever uses it next finds out
+            with contextlib.suppress(errors.ClocheError):  # it has ended: its next use reports it
                 await self._guest.request("kernel_signal", kernel=self.id, signal=0, group=False)
 
     def kill(self) -> None:
@@ -443,10 +443,10 @@ class KernelClient:
 
     def _may_read(self, index: int) -> bool:
         if self.execution is not None and not self.execution.started:
-            # "started" was sent before the program wrote anything: whose output this is shows when we have read that.
+            # "started" was sent before the program wrote anything: this output belongs to the run that it names.
             more = self._channel.pump()
             if more and self.execution is not None and not self.execution.started:
-                return False  # asked again at once, after whatever else waits for the loop
+                return False  # asked again at once, after all that waits for the loop
         if self._streams[index].held is not None:
             self._pipes[index].pause()
             return False
@@ -486,7 +486,7 @@ class KernelClient:
                 stream.skip_mark(mark)  # of no execution: nothing is read for it, and nothing waits for it
         if ours and self.execution is not None:
             if ended:
-                self._next_count = next_count_field(header)  # before the next one, whom its end lets in
+                self._next_count = next_count_field(header)  # before the next one, which its end lets in
             self.execution.on_frame(header, body)
         if ended or type(mark) is int:
             self._release_streams(ended=ended)
@@ -510,7 +510,7 @@ class KernelClient:
             if type(mark) is not int:
                 stream.flush()
                 continue
-            # The mark was written before its frame: it is found within what the pipe can hold.
+            # The mark was written before its frame: it is found within the capacity of the pipe.
             if not stream.release(mark):
                 room = pipe.capacity_bytes
                 while room > 0 and (got := pipe.read_now()) and not stream.release(mark):
@@ -557,7 +557,7 @@ class KernelClient:
         self.exit = exit
         if not self._ready.done():
             self._ready.set_exception(kernel_start_error(exit, self._idle_stderr()))
-            self._ready.exception()  # whether somebody waits for it or not
+            self._ready.exception()  # retrieved even if no caller waits for it
         if self._inspection is not None:
             self._inspection.ended(str(exit))
         execution, self.execution = self.execution, None
@@ -603,7 +603,7 @@ async def start_kernel(
             close_all(reply.fds)
             raise errors.ProtocolViolation("the guest's init did not pass a channel and two pipes for a kernel")
     except BaseException:
-        # Whoever is cancelled here does not know whether init has started it already.
+        # A caller that is cancelled here does not know whether init has started it already.
         guest.tell("kernel_signal", kernel=id, signal=int(signal.SIGKILL), group=True)
         raise
     return await _wait_until_ready(KernelClient(guest, id, str(reply.ok["token"]), reply.fds))

@@ -40,7 +40,7 @@ from cloche.telemetry import log
 STORED_CHUNK_BYTES = 64 << 10
 
 _TYPE_PREFIX = b'{"type":"'
-_OTHER_STREAM = "display"  # what Truncated calls all that is not output
+_OTHER_STREAM = "display"  # the name in Truncated of all that is not output
 
 
 class RunEventLine(NamedTuple):
@@ -134,7 +134,7 @@ def fold_with_notice(folding: RunFold, dropped: dict[str, int]) -> Run:
 
 # One detached run while it goes on.
 
-PACE_SECONDS = 0.05  # between two transactions: what comes meanwhile is written together
+PACE_SECONDS = 0.05  # between two transactions: events that come meanwhile are written together
 TAIL_BYTES = 1 << 20  # of the newest events, which most readers want, in memory
 PAGE_BYTES = 256 << 10  # of older ones, that a reader holds at once
 RETRY_SECONDS = 1.0  # after which the end of a run is written once more, where it could not be
@@ -154,7 +154,7 @@ class DetachedExecution:
         self._max_event_bytes = max_event_bytes
         self._tail: deque[RunEventLine] = deque()
         self._tail_bytes = 0
-        self._unwritten: list[EventChunk] = []  # what could not be, so far
+        self._unwritten: list[EventChunk] = []  # chunks that could not be written so far
         self._news = Signal()
         self._task: asyncio.Task[None] | None = None
 

@@ -39,7 +39,7 @@ async def open_guest_listener(guest: InitClient, port: int) -> socket.socket:
 
 
 MAX_CONNECTIONS = 256
-SEND_SECONDS = 30.0  # for a program to say what it calls
+SEND_SECONDS = 30.0  # for a program to send its call
 LEAVE_SECONDS = 2.0  # for one that was refused to read why
 MAX_TOKEN_BYTES = 128
 ALL_CALLS = -1  # the place of an answer to all calls of a connection

@@ -144,7 +144,7 @@ MAX_PROGRAM_VALUES = 1_000_000
 MAX_UNREAD_BYTES = 64 << 20  # of results that a program was sent, and has not read
 MAX_HEADER_BYTES = 1 << 20
 MAX_ERROR = 100_000
-CHECK_BYTES = 1 << 20  # whether there is room for what a program says is asked whenever it has said so much more
+CHECK_BYTES = 1 << 20  # the room for a program's data is checked each time it has sent so much more
 
 # Calls of a shell come one by one. A round of them is over when nothing of the program runs any more: all wait.
 ROUND_QUIET_SECONDS = 0.01
@@ -244,10 +244,10 @@ class ToolOffer:
         self._unchecked_bytes = 0
         self._bytes_left = MAX_PROGRAM_BYTES
         self._values_left = MAX_PROGRAM_VALUES
-        self._announced = 0  # calls, whatever becomes of them
+        self._announced = 0  # calls, with any outcome
         self._tried = 0
         self._count = 0  # of those that were made
-        self._new: dict[str, _PendingCall] = {}  # nobody has been told of them
+        self._new: dict[str, _PendingCall] = {}  # not yet reported
         self._out: dict[str, _PendingCall] = {}  # with the client
         self._runner: ToolCallRunner | None = None
         self._holds = False  # the runner's clock
@@ -339,7 +339,7 @@ class ToolOffer:
             self._door.remove(self._token)
             self._bell.wake_all()
 
-    # -- Host: what the door needs of an offer
+    # -- for the tool server
 
     def admit(self, size: int) -> str | None:
         self._bytes_left -= size
@@ -482,7 +482,7 @@ def _parse_call_input(name: str, content: bytes, *, raw: bool) -> dict[str, Any]
     content = content.strip() or b"{}"
     try:
         if raw:
-            content.decode()  # what is passed over is not looked at as text
+            content.decode()  # skipped parts are not decoded otherwise
         given = _RAW_DECODER.decode(content) if raw else msgspec.json.decode(content)
     except msgspec.ValidationError as error:
         raise errors.InvalidRequest(f"{name} takes one JSON object, such as {{}}: {error}") from None

@@ -50,7 +50,7 @@ class VariableInspection:
     def ended(self, why: str) -> None:
         if not self._answered.done():
             self._answered.set_exception(errors.Unavailable(f"the {why} while it was asked for its variables"))
-            self._answered.exception()  # whether somebody waits for it or not
+            self._answered.exception()  # retrieved even if no caller waits for it
 
 
 def parse_variables(header: Header, body: bytes) -> Variables:

@@ -26,8 +26,8 @@ from cloche.telemetry import log
 
 BURST_LINES = 2000  # of one owner, before
 LINES_PER_MINUTE = 120  # hold for it; and as many for how its sandboxes begin and end
-HELD_SECONDS = 60.0  # for which what is beyond is added up
-MAX_HELD_KINDS = 32  # of one owner that are told apart while they are added up; of more, only what was done
+HELD_SECONDS = 60.0  # for which actions beyond that are summed
+MAX_HELD_KINDS = 32  # of one owner with separate sums; of more, only the action is kept
 MAX_OWNERS = 10_000
 
 _UNLIMITED_PREFIXES = (
@@ -104,16 +104,16 @@ class AuditRateLimit:
 
 
 FLUSH_SECONDS = 0.5
-SYNC_SECONDS = 5.0  # after which the disk has what was written
+SYNC_SECONDS = 5.0  # after which written lines are on the disk
 PRUNE_SECONDS = 3600.0
 FLOOD_ENTRIES = 8  # of the same kind at once, by the same, in one sandbox: more are one line with a number
-MOST_LINES = 200  # of one owner at once: beyond them, what is done in sandboxes is told of all of these together
+MOST_LINES = 200  # of one owner at once: beyond them, actions in all its sandboxes are summed together
 MOST_ENTRIES = 20_000  # that wait for the disk
 LINES_LOST = "audit.lost"
 STARTED, ENDED = "execution.started", "execution.ended"
 
 TOKEN, LOCAL, SERVER, NOBODY = "sandbox-token", "local", "server", "none"
-NO_PRINCIPAL = Principal(owner="", key_id=NOBODY)  # who asked with no key, or with one that is none
+NO_PRINCIPAL = Principal(owner="", key_id=NOBODY)  # a client without a key, or with an unknown one
 
 
 class AuditEntry(NamedTuple):
@@ -193,7 +193,7 @@ class AuditLog:
 
     async def wait_flushed(self) -> None:
         """Returns when all entries until here are in the file, if the disk takes them."""
-        for _ in range(2):  # what is written now, and what came meanwhile
+        for _ in range(2):  # the lines being written, and those that came meanwhile
             if self._writing is None:
                 self._flush_entries(whole=True)
             if self._writing is not None:
@@ -228,7 +228,7 @@ class AuditLog:
         """A recorder for actions in that sandbox, which was made with that key."""
         if not owner:
             return ignore_action
-        token = Principal(owner="", key_id=f"{TOKEN}:{key_id}") if key_id else None  # by whoever has that
+        token = Principal(owner="", key_id=f"{TOKEN}:{key_id}") if key_id else None  # the holder of the token
 
         def noted(
             what: str, *, id: str = "", outcome: str = "", about: str = "", bytes: int = 0, who: Principal | None = None
@@ -261,7 +261,7 @@ class AuditLog:
         if self._files is None or self._thread is None:
             return
         loop = asyncio.get_running_loop()
-        if self._writing is not None:  # what came meanwhile is next
+        if self._writing is not None:  # lines that came meanwhile are next
             self._timer = loop.call_later(FLUSH_SECONDS, self._flush_entries)
             return
         entries, self._entries = self._entries, []

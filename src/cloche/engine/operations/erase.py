@@ -15,7 +15,7 @@ async def end_all_of_owner(engine: Engine, owner: str) -> int:
     """Ends their builds and sandboxes, running and paused, and drops their volumes. Returns how many sandboxes."""
     await engine.builds.stop(owner)
     ended = 0
-    for _ in range(3):  # what was being made meanwhile is there at the next look
+    for _ in range(3):  # objects in the making are found at the next pass
         here = engine.list(owner)
         if not here:
             break

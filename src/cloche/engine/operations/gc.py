@@ -34,7 +34,7 @@ from cloche.telemetry import log
 from cloche.templates.catalogue import Catalogue, unneeded_versions
 from cloche.templates.catalogue import collect_version as collect_template
 
-ROWS_REMOVED_AT_ONCE = 5_000  # rows: others who need the store have their turn between
+ROWS_REMOVED_AT_ONCE = 5_000  # rows: other users of the store have their turn between
 VACUUM_BYTES = 64 * MIB  # that are free in the store, and half of it: then it is written anew, where that is asked for
 # of a store in use, while a server has it: that much is written anew in less time than others wait for their turn
 SERVED_VACUUM_BYTES = 64 * MIB
@@ -299,7 +299,7 @@ async def collect_periodically(engine: Engine) -> AsyncIterator[None]:
 
 
 async def _collect_forever(engine: Engine) -> None:
-    compact = True  # at the start only: nobody can write meanwhile, so only a small store is written anew
+    compact = True  # at the start only: it blocks all writers, so only a small store is written anew
     while True:
         work = GarbageCollector(engine.config, engine.instance.is_live, compact=compact)
         log_collected_items(engine, await asyncio.to_thread(work.run))

@@ -58,7 +58,7 @@ class SandboxMeter:
         self._on_cpu = on_cpu
         self._told = 0.0  # by executions
         self._cpus = limits.cpus
-        self._rows = array("d")  # five numbers per sample: a tenth of what objects would take
+        self._rows = array("d")  # five numbers per sample: a tenth of the size of objects
         self._processes: int | None = None  # at the last sample
         self._last = (time.monotonic(), 0.0)
         self._asking: asyncio.Task[None] | None = None
@@ -124,7 +124,7 @@ class SandboxMeter:
         try:
             self._add_stats(await self._ask())
         except errors.ClocheError:
-            pass  # it is ending, or is not what it was: there is nothing to sample, and whoever uses it will hear
+            pass  # it is ending, or was replaced: there is nothing to sample, and its next use reports it
 
     def _repeat_last_sample(self) -> None:
         """Nothing ran, so nothing has changed. Most sandboxes wait most of the time, and reading takes long."""

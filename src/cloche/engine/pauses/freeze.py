@@ -69,7 +69,7 @@ class ProgramFreezer:
         try:
             if self._by_host:
                 self._cell.thaw()
-                self._guest.tell("release")  # before whatever is asked of it next
+                self._guest.tell("release")  # before the next request to it
             else:
                 await self._guest.request("release")
         finally:

@@ -25,7 +25,7 @@ from cloche.store.images import ImageDraft, ImageFiles, translate_disk_errors
 
 T = TypeVar("T")
 
-# Names, owners, times and attributes come to this at the very most, beside what the files themselves hold.
+# Names, owners, times and attributes come to this at the very most, beside the contents of the files.
 OVERHEAD_SHARE, OVERHEAD_BYTES = 2, 16 * MIB
 IDLE_SECONDS = 60.0  # in which not a byte moves: the other side hangs
 _MOVE_BYTES = 1 * MIB

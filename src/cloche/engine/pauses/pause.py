@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SAVING_BYTES = 64 * MIB  # what the one who saves a sandbox's files may use of memory
-REMOVE_IMAGE_SECONDS = (
-    0.05  # whoever has resumed a sandbox waits for an answer of it: what clears away comes after that
-)
+SAVING_BYTES = 64 * MIB  # the memory limit of the process that saves a sandbox's files
+REMOVE_IMAGE_SECONDS = 0.05  # the client of a resume waits for its answer: the cleanup comes after that
 
 
 class PauseTransitions:
@@ -98,7 +96,7 @@ class PauseTransitions:
                 await self._check_saved_size(sandbox, size_bytes)
                 record = sandbox.rest(PausedFiles(image=image, bytes=size_bytes), memory=memory)
                 await self._records.keep(record)
-                if sandbox.ending is not None:  # it was killed meanwhile, and its own record is what counts
+                if sandbox.ending is not None:  # it was killed meanwhile: its own record counts
                     sandbox.check_running()
             except BaseException:
                 await self._undo_pause(sandbox, image)
@@ -196,7 +194,7 @@ class PauseTransitions:
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._errands.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever asked may have left
+            task.exception()  # the caller may have been cancelled
 
 
 @contextlib.asynccontextmanager

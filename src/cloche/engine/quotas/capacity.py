@@ -73,11 +73,11 @@ def _max_host_processes() -> int:
     return min([each for each in (*known, own) if each is not None and each > 0], default=32768)
 
 
-MEMORY_CHECK_SECONDS = 0.1  # how often it is looked whether there is memory again, while somebody waits
-ADMITTED_AT_ONCE = 4  # that begin at one such look: what they take shows only at the next
+MEMORY_CHECK_SECONDS = 0.1  # between two checks for free memory, while a request waits
+ADMITTED_AT_ONCE = 4  # that begin at one such check: their memory shows only at the next
 MAX_RETRY_SECONDS = 300.0
 WAIT_BUCKETS_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
-_SMOOTHING = 0.2  # what the newest interval counts for, among those between two ends
+_SMOOTHING = 0.2  # the weight of the newest interval, among those between two ends
 _KEPT_FOR_OTHERS = 10  # the part of all places that an owner with more than its share leaves free: one in so many
 _LEAST_SLOTS_TO_SHARE = 2  # places: of these one is kept, and of a single one none can be
 
@@ -142,11 +142,11 @@ class AdmissionQueue:
         self.in_use = 0
         self.waiting = 0
         self.refused: Counter[str] = Counter()  # by the error's code
-        self.waited_seconds = Histogram(WAIT_BUCKETS_SECONDS)  # of those who had to
+        self.waited_seconds = Histogram(WAIT_BUCKETS_SECONDS)  # of the requests that had to wait
         self._config = config
         self._enough = enough
         self._held: dict[str, int] = {}  # places, by owner
-        self._lines: dict[str, deque[Ticket]] = {}  # who had a place last is the last
+        self._lines: dict[str, deque[Ticket]] = {}  # in the order in which owners last got a slot
         self._known = ""  # the first owner that came
         self._is_shared = False  # whether there was another one, ever, or can be
         self._looking: asyncio.TimerHandle | None = None
@@ -178,7 +178,7 @@ class AdmissionQueue:
         waiter = Ticket(self, owner, self._config.queue_seconds)
         self._lines.setdefault(owner, deque()).append(waiter)
         self.waiting += 1
-        self._admit_next(1)  # there may be a place that those who wait cannot have
+        self._admit_next(1)  # there may be a slot that the waiting ones cannot have
         return waiter
 
     async def enter(self, owner: str) -> Slot:
@@ -201,7 +201,7 @@ class AdmissionQueue:
 
     def take_back(self, owner: str, count: int) -> None:
         """Takes so many slots at once, without waiting. Raises Busy where that owner cannot have so many."""
-        all_free = not self.in_use and count <= self.room.places  # then also who had more before there were others
+        all_free = not self.in_use and count <= self.room.places  # then its share does not matter
         if count and owner and not all_free and not self._has_slot(owner, count):
             raise self._count_refusal(self._busy_error(owner))
         for _ in range(count):
@@ -224,7 +224,7 @@ class AdmissionQueue:
             self.forget(waiter)
             waiter.refuse(errors.ShuttingDown("the host is shutting down"))
 
-    # -- what is told
+    # -- reports
 
     @property
     def occupancy(self) -> Occupancy:
@@ -244,7 +244,7 @@ class AdmissionQueue:
     def slots_held_by(self, owner: str) -> int:
         return self._held.get(owner, 0)
 
-    # -- for those who wait
+    # -- for waiting requests
 
     def forget(self, waiter: Ticket) -> None:
         line = self._lines.get(waiter.owner)
@@ -409,7 +409,7 @@ class Slot:
 # Free memory of this host, read so seldom that the check costs nothing.
 
 FRESH_MEMORY_SECONDS = 0.1
-AMPLE_FACTOR = 2  # times the reserve: with less left, what only waits to be used is let go of first
+AMPLE_FACTOR = 2  # times the reserve: with less left, idle cells are released first
 
 
 class HostMemory:

@@ -23,7 +23,7 @@ class PoolTotals(Struct):
 class PoolInfo(Struct):
     """The ready cells of one kind."""
 
-    user: str  # as whom the kernels of those sandboxes run
+    user: str  # of the kernels of those sandboxes
     space_bytes: int
     ready: int
     wanted: int

@@ -228,7 +228,7 @@ class QuotaAccount:
         self.unsaved_executions += other.unsaved_executions
         self.unsaved_cpu_seconds += other.unsaved_cpu_seconds
 
-    # -- what is told
+    # -- reports
 
     def quota_rates(self, prefix: str) -> list[QuotaRate]:
         """The amount left of each quota, where there are any; of stored bytes as counted last."""
@@ -304,7 +304,7 @@ def usage_amounts(account: QuotaAccount, hour: SpentUsage, in_all: SpentUsage) -
 if TYPE_CHECKING:
     pass
 
-SAVE_USAGE_SECONDS = 10.0  # how exactly is kept what was used, should this process be killed
+SAVE_USAGE_SECONDS = 10.0  # the most usage that is lost if this process is killed
 
 
 class _StoredUsage(NamedTuple):
@@ -324,11 +324,11 @@ class Quotas:
         self.charges: set[QuotaLease] = set()  # of all sandboxes that have a cell
         self._accounts: dict[QuotaSubject, QuotaAccount] = {}
         self.overrides: Mapping[QuotaSubject, QuotaOverride] = {}
-        self.refused: Counter[str] = Counter()  # what was asked for, by the quota that did not allow it
+        self.refused: Counter[str] = Counter()  # refusals, by the quota
         self._successors: Mapping[str, str] = {}  # of keys that were rotated
         self._saved_at = time.monotonic()
         self._limits_cpu = False
-        self.heard: Callable[[QuotaSubject, str], None] = lambda tenant, quota: None  # what was set for somebody
+        self.heard: Callable[[QuotaSubject, str], None] = lambda tenant, quota: None  # called when one is set
 
     async def open(self) -> None:
         """A store that cannot be read now counts as one without quotas of its own, until it can."""
@@ -378,7 +378,7 @@ class Quotas:
         """Removes all counts of that owner, and of their keys."""
         self._accounts = {tenant: account for tenant, account in self._accounts.items() if tenant.owner != owner}
 
-    # -- what may be used
+    # -- quotas
 
     def quota_of(self, tenant: QuotaSubject) -> KeyQuota:
         """The quota of that owner or key."""
@@ -401,7 +401,7 @@ class Quotas:
         found = [each.quota.lifetime_seconds for each in self.accounts(owner, key_id)]
         return min((each for each in found if each is not None), default=None)
 
-    # -- what is used
+    # -- usage
 
     def account(self, tenant: QuotaSubject) -> QuotaAccount:
         found = self._accounts.get(tenant)
@@ -443,7 +443,7 @@ class Quotas:
         found = accounts[0].quota_rates("") if accounts else []
         return found + accounts[1].quota_rates("key-") if len(accounts) > 1 else found
 
-    # -- what is told
+    # -- reports
 
     async def usage(self, owner: str) -> OwnerUsage:
         """The use of an owner and their keys, also of unused keys. Raises Unavailable."""
@@ -530,7 +530,7 @@ class Quotas:
 
 # Quota lease: one sandbox's use of its owner's and its key's quotas.
 
-SLOW_CPUS = 0.05  # of a sandbox whose owner or key has used what it may
+SLOW_CPUS = 0.05  # of a sandbox whose owner or key has used up its CPU time
 
 
 class QuotaLease:
@@ -551,7 +551,7 @@ class QuotaLease:
         self._cell: SandboxCell | None = None
         self._limits = Limits()
         self._slow = False
-        self._saving_bytes: int | None = None  # of memory, for one process more; None: nobody saves its files just now
+        self._saving_bytes: int | None = None  # of memory, for one process more; None: its files are not being saved
         behind = None if owner else current_principal()
         self._payer = (owner, key_id) if behind is None else (behind.owner, behind.key_id)
         for each in self._payer_accounts():
@@ -640,5 +640,5 @@ class QuotaLease:
 
     def _count_sandboxes(self, count: int) -> None:
         for each in self._payer_accounts():
-            each.sandboxes = max(each.sandboxes + count, 0)  # of an owner who was erased meanwhile there are none
+            each.sandboxes = max(each.sandboxes + count, 0)  # an owner that was erased meanwhile has none
             each.memory_bytes = max(each.memory_bytes + count * self._memory_bytes, 0)

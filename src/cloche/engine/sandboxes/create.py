@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LAUNCH_READY_SECONDS = 30.0  # clients wait a minute for a sandbox
 READY_POLL_SECONDS = 0.2
-DEFAULT_USER_NOTE = "default_user"  # a note: as whom clients run what they run as nobody in particular
+DEFAULT_USER_NOTE = "default_user"  # a note: the user of programs for which clients name none
 LAUNCH_SHELL = ("/bin/bash", "-l", "-c")
 
 
@@ -60,7 +60,7 @@ async def _wait_ready(sandbox: Sandbox, how: Launch, command: str) -> None:
             (*LAUNCH_SHELL, command), user=how.user, cwd=how.cwd, timeout_seconds=LAUNCH_READY_SECONDS, counted=False
         )
         async with contextlib.aclosing(process):  # killed where the time is over
-            async for _ in process:  # nobody wants what it says
+            async for _ in process:  # its output is not needed
                 pass
         sandbox.check_running()
         if process.exited is not None and process.exited.exit_code == 0:
@@ -77,7 +77,7 @@ async def launch_sandbox(sandbox: Sandbox, how: Launch | None) -> Sandbox:
         await run_launch_commands(sandbox, how)
     except errors.Gone:
         raise
-    except errors.ClocheError as error:  # a working directory that somebody removed, say: the sandbox is there
+    except errors.ClocheError as error:  # a working directory that was removed, say: the sandbox is there
         log.warning("sandbox.not_started", sandbox=sandbox.id, owner=sandbox.spec.owner, reason=error.code)
     except BaseException:
         await sandbox.kill("client disconnected before the sandbox was ready")

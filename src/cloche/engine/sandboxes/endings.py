@@ -12,7 +12,7 @@ from cloche import errors
 from cloche.model import MIB, Limits, Struct
 from cloche.store.base import SandboxRecord
 
-KILLED_BY_OWNER = "killed by its owner"  # unless whoever kills one says why
+KILLED_BY_OWNER = "killed by its owner"  # unless the caller gives another reason
 
 _GONE_ERRORS: dict[str, tuple[type[errors.Gone], str]] = {
     "expired": (errors.SandboxExpired, "timed out"),

@@ -170,7 +170,7 @@ def _is_invalid_path(path: str) -> bool:
 
 # Watches a directory of a sandbox for changes.
 
-MAX_WATCHES = 64  # of one sandbox, whoever opened them
+MAX_WATCHES = 64  # of one sandbox, over all clients
 MAX_WAITING_BYTES = 1 * MIB  # of paths, as they lie in memory
 
 _CHANGE_KINDS = ("created", "written", "removed", "renamed", "attributes")
@@ -300,7 +300,7 @@ AUDIT_NAMES = {
     "file_change": "files.changed",
     "tree_guard": "files.changed",
 }
-"""What the audit log calls what is asked of init; all else only looks at what there is. Never which file it was."""
+"""The audit log's names of requests to init; all others only read. The log never has the file's name."""
 LISTING_VERBS = frozenset({"file_list", "tree_survey"})
 
 INLINE_BYTES = wire.INLINE_BYTES  # up to which a content goes by itself, and is not streamed
@@ -323,7 +323,7 @@ class SandboxFiles:
         self._guest = guest
         self._user = user
         self._cwd = cwd
-        # A sparse file may claim any size; what is over the writable space cannot be real.
+        # A sparse file may claim any size; a size over the writable space cannot be real.
         self._read_limit = min(max(limits.space_bytes, MIN_READ_LIMIT), MAX_READ_LIMIT)
 
     async def read(self, path: str, *, user: User | None = None) -> bytes:
@@ -496,7 +496,7 @@ class SandboxFiles:
         check_user(user)
         with _prefix_errors_with_path(path):
             reply = await self._guest.request(verb, body, path=full, user=user or self._user, **fields)
-        if "stream" not in fields:  # whose end is told
+        if "stream" not in fields:  # a stream reports its own end
             moved = 0 if verb in LISTING_VERBS else max(len(body), len(reply.body))
             self._guest.noted(AUDIT_NAMES.get(verb, "files.listed"), bytes=moved)
         return reply

@@ -78,9 +78,9 @@ class InitClient:
     def __init__(self, cell: SandboxCell):
         self.cell = cell
         self.time = ProgramTime()  # stands still while those do that init has started
-        self.unread = QueueBudget()  # of what its programs have written
+        self.unread = QueueBudget()  # of its programs' output
         self.on_lost: Callable[[str], None] | None = None
-        self.noted: ActionRecorder = ignore_action  # hears what is done in it, for the audit log
+        self.noted: ActionRecorder = ignore_action  # receives the actions in the sandbox, for the audit log
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Future[InitReply]] = {}
         self._waiting: set[asyncio.Future[Any]] = set()
@@ -215,7 +215,7 @@ class InitClient:
         self.on_lost = None
         self._error = error or self._error
         self._channel.close("the sandbox has ended")
-        # Whoever listened is let go at once, with what they keep, and not when the garbage collector comes by.
+        # Listeners are released at once, with all that they hold, not when the garbage collector runs.
         self._subscribers.clear()
         self._unclaimed.clear()
         self.cell.listen(_ignore_header)
@@ -261,14 +261,14 @@ class InitClient:
             subscriber(header)
         else:
             self._unclaimed[event, subject] = header
-            if len(self._unclaimed) > MAX_UNCLAIMED_EVENTS:  # the oldest is of something that nobody will ask for
+            if len(self._unclaimed) > MAX_UNCLAIMED_EVENTS:  # the oldest has no caller any more
                 del self._unclaimed[next(iter(self._unclaimed))]
 
     def _on_reply(self, header: Header, body: bytes, fds: list[int]) -> None:
         number = header["id"]
         future = self._pending.pop(number, None) if type(number) is int else None
         if future is None or future.done():
-            close_all(fds)  # nobody waits for it any more
+            close_all(fds)  # no caller waits for it any more
             return
         try:
             future.set_result(InitReply(_reply_fields(header), body, fds))
@@ -342,7 +342,7 @@ def require_protocol(condition: bool, what: str) -> None:
 CHUNK_BYTES = 1 << 20
 PIPE_BYTES = 1 << 20
 
-# File systems whose "regular files" are doors into a kernel or into somebody's daemon.
+# File systems whose "regular files" are doors into a kernel or a daemon.
 REFUSED_FILESYSTEMS = frozenset(
     {
         0x9FA0,  # proc

@@ -194,7 +194,7 @@ async def listening_ports(guest: InitClient) -> list[int]:
 
 async def connect_port(guest: InitClient, port: int) -> socket.socket:
     """A connected, non-blocking socket. Raises PortNotOpen, InvalidRequest for an invalid port, Gone."""
-    if port == DOOR_PORT:  # whoever came in by it would speak in the sandbox's name, and use its secrets
+    if port == DOOR_PORT:  # a client of the door acts as the sandbox, and uses its secrets
         raise errors.PortNotOpen(f"port {port} is the door of the sandbox's network, which opens from inside only")
     guest.noted("port.reached", about=str(port))
     for six in (False, True):  # most programs listen on IPv4, or on both

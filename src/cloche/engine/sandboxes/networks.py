@@ -121,7 +121,7 @@ class Networks:
             await sandbox.network.open(self._ensure_egress(), sandbox=sandbox.id, owner=sandbox.spec.owner)
         await sandbox.network.install_certificates(policy)
         known, env = network_environment(sandbox.network.policy), network_environment(policy)
-        if env.items() - known.items() or policy.secrets:  # whom to trust is read once by some, such as Node.js
+        if env.items() - known.items() or policy.secrets:  # some, such as Node.js, read the trusted authorities once
             sandbox.add_env(env)
         sandbox.network.replace(policy)
 

@@ -21,7 +21,7 @@ from cloche.isolation.base import CellMounts, CellSpec, IsolationBackend, Sandbo
 from cloche.model import Limits, Template, User
 from cloche.telemetry import log
 
-CALM_SECONDS = 0.02  # after a checkout, so that a refill does not compete with whoever just took a cell
+CALM_SECONDS = 0.02  # after a checkout, so that a refill does not compete with the new sandbox
 EMPTY_CALM_SECONDS = 0.003  # when the next one would find nothing
 BUSY_SECONDS = 0.25  # that one more cell waits, at most, for programs that have all cores
 EMPTY_BUSY_SECONDS = 0.05  # when the next one would find nothing
@@ -65,7 +65,7 @@ class ReadyCell:
         await self.cell.aclose()
 
 
-# Of one that was killed: init is seen to end first, or its first kernel, which then says what it could not do.
+# Of one that was killed: init is seen to end first, or its first kernel, which then reports its failure.
 CELL_DIED_ERRORS = (errors.Gone, errors.FileError)
 
 
@@ -265,7 +265,7 @@ class CellPool:
         if (error := task.exception()) is not None:
             log.error("pool.broken", template=self._nursery.template.ref, error=repr(error))
         else:
-            self.start_refill()  # for whoever took one between the task's end and this
+            self.start_refill()  # a cell may have been taken between the task's end and this
 
     def _on_lost(self, cell: ReadyCell) -> None:
         if cell in self._ready:

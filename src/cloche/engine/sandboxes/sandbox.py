@@ -124,7 +124,7 @@ class Sandbox:
         self._guest = ready.guest
         self._on_change = on_change
         self._on_due = on_due
-        self.changing = asyncio.Lock()  # held by whoever pauses it, resumes it, or makes an image of it
+        self.changing = asyncio.Lock()  # held while it is paused, resumed or imaged
         self.stillness = ProgramFreezer(ready.cell, ready.guest)
         self.charge = charge.begin(ready.cell, record.limits)
         self.count_execution = charge.count_execution
@@ -154,7 +154,7 @@ class Sandbox:
         if record.deadline_at is not None:
             self._lifetime.set(record.deadline_at - time.time())
 
-    # -- what it is
+    # -- identity and state
 
     @property
     def spec(self) -> SandboxSpec:
@@ -341,7 +341,7 @@ class Sandbox:
         if id == DEFAULT_CONTEXT:
             self._contexts[id] = Context(self, id, cwd=self.spec.cwd)
 
-    # -- Home: what a context needs of its sandbox
+    # -- for its contexts
 
     async def start_kernel(self, context: Context) -> KernelClient:
         self.check_running()
@@ -456,7 +456,7 @@ def sandbox_info(record: SandboxRecord) -> SandboxInfo:
 # Detects changes of the wall clock, so that deadlines in wall time can be corrected.
 
 CLOCK_CHECK_SECONDS = 1.0
-CLOCK_JUMP_SECONDS = 2.0  # less is drift, which nobody minds
+CLOCK_JUMP_SECONDS = 2.0  # less is drift, which does no harm
 
 
 class WallClockWatch:

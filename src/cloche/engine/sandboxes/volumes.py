@@ -42,7 +42,7 @@ class MountedVolume:
         self.volume = volume
         self.limits: Limits = msgspec.structs.replace(Limits(), space_bytes=_CELL_SPACE_BYTES)
         self.holders: set[object] = set()
-        self.changed = False  # whether it may hold what no image has
+        self.changed = False  # whether it may hold changes that no image has
         self.saved_image = record.image
         self.saving = asyncio.Lock()
         self._writers: set[object] = set()
@@ -174,11 +174,11 @@ class VolumeRegistry:
         self._instance = instance
         self._housing = housing
         self._vaults: dict[str, MountedVolume] = {}
-        self._changing: dict[str, asyncio.Lock] = {}  # held by whoever opens, closes or removes that one
+        self._changing: dict[str, asyncio.Lock] = {}  # held while that volume is opened, closed or removed
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    # -- what there is
+    # -- listing
 
     async def create(self, name: str, owner: str) -> VolumeRecord:
         """Raises InvalidRequest, VolumeConflict where there is one of that name, Unavailable."""
@@ -278,7 +278,7 @@ class VolumeRegistry:
         """Saves all volumes and unmounts them."""
         self._closed = True
         for lock in list(self._changing.values()):
-            async with lock:  # for whoever opens one just now
+            async with lock:  # it may be opened just now
                 pass
         for vault in list(self._vaults.values()):
             vault.disown()
