@@ -10,6 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -84,18 +86,20 @@ def _indented(code: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def user(tmp_path_factory: pytest.TempPathFactory) -> User:
+def user() -> Iterator[User]:
     python = distribution_python()
     if python is None:
         pytest.skip("no Python 3.11 or newer in /usr/bin that every user can read")
-    home = tmp_path_factory.mktemp("rootless")
-    for path in (home, *home.parents):
-        if path.stat().st_mode & 0o077 == 0:  # pytest's own directories are its user's alone
-            path.chmod(0o755)
-    made = User(home, python)
-    (home / "small.toml").write_text(TEMPLATE)
-    made.run([str(home / "venv/bin/cloche"), "template", "build", str(home / "small.toml")])
-    return made
+    # Not below pytest's own directories: each start of pytest on this host takes the rights of others from them.
+    home = Path(tempfile.mkdtemp(prefix="cloche-rootless-"))
+    home.chmod(0o755)
+    try:
+        made = User(home, python)
+        (home / "small.toml").write_text(TEMPLATE)
+        made.run([str(home / "venv/bin/cloche"), "template", "build", str(home / "small.toml")])
+        yield made
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def test_code_runs_and_state_lives_on(user: User):
