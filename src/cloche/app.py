@@ -44,14 +44,14 @@ class ServerApp:
         health: Health,
     ):
         self._max_body_bytes = config.server.upload_bytes
-        self._traffic = RequestTracker(RequestAudit(engine.trail), RateLimitHeaders(engine.quotas))
+        self._traffic = RequestTracker(RequestAudit(engine.audit_log), RateLimitHeaders(engine.quotas))
         self.system = SystemApi(
-            engine, gateway.tally, health, self._traffic, gatekeeper, local=is_loopback(config.server.host)
+            engine, gateway.counters, health, self._traffic, gatekeeper, local=is_loopback(config.server.host)
         )
-        keys.heard = lambda what, owner, id: engine.trail.record(
+        keys.heard = lambda what, owner, id: engine.audit_log.record(
             what, owner, id=id, who=current_principal() or NO_PRINCIPAL
         )
-        engine.quotas.heard = lambda tenant, quota: engine.trail.record(
+        engine.quotas.heard = lambda tenant, quota: engine.audit_log.record(
             "quota.set", tenant.owner, id=tenant.key_id, about=quota, who=current_principal() or NO_PRINCIPAL
         )
         keys.refreshed = self._traffic.keep
@@ -61,7 +61,7 @@ class ServerApp:
         behind: dict[str, ASGIApp] = {
             "api": NativeApi(engine, gatekeeper, config),
             "v1": OpenAi(engine, gateway, gatekeeper, config),
-            "admin": AdminApi(keys, gateway.shelf.steps, gatekeeper, engine, erasing),
+            "admin": AdminApi(keys, gateway.gateway_store.steps, gatekeeper, engine, erasing),
         }
         house = ConsoleContext(engine, gateway, gatekeeper, config, keys=keys, health=health, traffic=self._traffic)
         self.ui = Console(house, behind)
@@ -69,7 +69,7 @@ class ServerApp:
             "e2b": self._e2b,
             **behind,
             "opensandbox": OpenSandbox(engine, gatekeeper, config, secret),
-            "librechat": LibreChatApi(engine, gateway.shelf, gatekeeper, config, secret),
+            "librechat": LibreChatApi(engine, gateway.gateway_store, gatekeeper, config, secret),
             "mcp": self.mcp,
             "health": self.system,
             "ready": self.system,

@@ -148,16 +148,16 @@ def test_a_paused_sandbox_is_described(create, api):
 
 def test_lists_tell_those_that_run_from_those_that_are_paused(create, server, api):
     mark = {"list": "of-paused"}
-    asleep, awake = create(metadata=mark), create(metadata=mark)
-    asleep.pause()
+    paused_on_disk, awake = create(metadata=mark), create(metadata=mark)
+    paused_on_disk.pause()
 
     def found(*states: SandboxState) -> list[str]:
         query = SandboxQuery(metadata=mark, state=list(states) or None)
         return [each.sandbox_id for each in Sandbox.list(query=query, **server.e2b).next_items()]
 
-    assert found(SandboxState.PAUSED) == [asleep.sandbox_id]
+    assert found(SandboxState.PAUSED) == [paused_on_disk.sandbox_id]
     assert found(SandboxState.RUNNING) == [awake.sandbox_id]
-    assert found() == found(SandboxState.RUNNING, SandboxState.PAUSED) == [awake.sandbox_id, asleep.sandbox_id]
+    assert found() == found(SandboxState.RUNNING, SandboxState.PAUSED) == [awake.sandbox_id, paused_on_disk.sandbox_id]
     version_1 = api.get("/sandboxes", params={"metadata": "list=of-paused"}).json()
     assert [each["sandboxID"] for each in version_1] == [awake.sandbox_id]
 
@@ -261,12 +261,12 @@ def test_traffic_to_a_port_wakes_it_and_finds_the_program(create, server):
 
 
 def test_a_signed_url_finds_a_paused_sandbox(create, server):
-    asleep = create()
+    paused_on_disk = create()
     waking = create(timeout=60, lifecycle={"on_timeout": "pause", "auto_resume": True})
-    for box in (asleep, waking):
+    for box in (paused_on_disk, waking):
         box.files.write("f.txt", "kept")
         box.pause()
-    assert httpx.get(asleep.download_url("f.txt")).status_code == 502
+    assert httpx.get(paused_on_disk.download_url("f.txt")).status_code == 502
     assert httpx.get(waking.download_url("f.txt")).text == "kept"
 
 

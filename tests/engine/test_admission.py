@@ -52,11 +52,11 @@ async def _everything_is_given_back(small: Engine) -> AsyncIterator[None]:
 
 
 def sandboxes(engine: Engine) -> AdmissionQueue:
-    return engine.housing.admission.sandboxes
+    return engine.cell_supply.admission.sandboxes
 
 
 def executions(engine: Engine) -> AdmissionQueue:
-    return engine.housing.admission.executions
+    return engine.cell_supply.admission.executions
 
 
 def of(owner: str, **spec) -> SandboxSpec:
@@ -253,14 +253,14 @@ async def test_where_memory_runs_short_cells_that_wait_go_first_and_come_back(
     async with opening(config) as engine:
         box = await engine.create(of("ann"))
         await until(lambda: engine.waiting == 2)
-        left = engine.housing.admission.memory
+        left = engine.cell_supply.admission.memory
         enough, left.reserve_bytes = left.reserve_bytes, 1 << 60
         await until(lambda: engine.waiting == 0)
         with pytest.raises(errors.Busy, match="too little memory left"):
             await engine.create(of("bob"))
         assert (await box.context().execute("6*7").result()).text == "42"  # what runs goes on
         await Health(engine, 30.0).check()
-        assert engine.waiting == 0 and engine.housing.wanted == 2
+        assert engine.waiting == 0 and engine.cell_supply.wanted == 2
         left.reserve_bytes = enough
         await until(lambda: engine.waiting == 2)
         await (await engine.create(of("bob"))).kill()
@@ -276,7 +276,7 @@ async def test_a_pool_fills_up_also_where_programs_never_let_a_core_go(own_confi
         async with contextlib.AsyncExitStack() as stack:
             for context in held:
                 await stack.enter_async_context(context.execute(SLEEP))
-            assert engine.housing.admission.busy()
+            assert engine.cell_supply.admission.busy()
             await until(lambda: engine.waiting == 2)
             await box.kill()
 
@@ -303,14 +303,14 @@ async def test_a_sandbox_whose_programs_find_no_room_stays_paused(small: Engine)
 
 async def test_creations_begun_before_an_owners_lockout_are_abandoned(small: Engine):
     """Also where that is over before the cell is there."""
-    admission = small.housing.admission
+    admission = small.cell_supply.admission
     making = asyncio.create_task(small.create(SandboxSpec(owner="erased")))
     while not sandboxes(small).slots_held_by("erased"):
         await asyncio.sleep(0)
     admission.shut("erased")
     with pytest.raises(errors.Unauthenticated):
         await small.create(SandboxSpec(owner="erased"))
-    admission.shut_out.end("erased")
+    admission.lockout.end("erased")
     with pytest.raises(errors.Unauthenticated):
         await making
     assert small.list("erased") == []

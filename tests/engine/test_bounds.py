@@ -137,30 +137,30 @@ async def test_an_ended_sandbox_lets_go_of_its_watches_at_once(engine: Engine):
 async def test_names_of_templates_are_not_remembered_without_end(engine: Engine):
     for number in range(MAX_TEMPLATES_KNOWN + 20):
         assert (await engine.template(f"python:3.{number}")).name == "python"
-    assert len(engine.housing._templates) <= MAX_TEMPLATES_KNOWN
+    assert len(engine.cell_supply._templates) <= MAX_TEMPLATES_KNOWN
     await engine.template("python")
-    assert "python" in engine.housing._templates
+    assert "python" in engine.cell_supply._templates
 
 
 async def test_few_unusual_kinds_of_cells_wait_at_once(engine: Engine):
     boxes = [await engine.create(SandboxSpec(limits=odd(number))) for number in range(MAX_ODD_POOLS + 3)]
-    await until(lambda: all(pool._refilling is None for pool in engine.housing._pools.values()))
-    assert len(engine.housing._odd_pools) == MAX_ODD_POOLS
-    assert sum(engine.housing._pools[key].ready for key in engine.housing._odd_pools) == MAX_ODD_POOLS
+    await until(lambda: all(pool._refilling is None for pool in engine.cell_supply._pools.values()))
+    assert len(engine.cell_supply._odd_pools) == MAX_ODD_POOLS
+    assert sum(engine.cell_supply._pools[key].ready for key in engine.cell_supply._odd_pools) == MAX_ODD_POOLS
     assert all([(await box.context().execute("6*7").result()).text == "42" for box in boxes])
     for box in boxes:
         await box.kill()
-    await asyncio.gather(*(engine.housing._pools.pop(key).aclose() for key in engine.housing._odd_pools))
+    await asyncio.gather(*(engine.cell_supply._pools.pop(key).aclose() for key in engine.cell_supply._odd_pools))
 
 
 async def test_an_unused_pool_is_removed(engine: Engine, monkeypatch):
     monkeypatch.setattr(housing_module, "KEEP_OTHER_SECONDS", 0.3)
-    engine.housing._drop_idle_pools()
+    engine.cell_supply._drop_idle_pools()
     await (await engine.create(SandboxSpec(limits=odd(100)))).kill()
-    [key] = [key for key in engine.housing._pools if key[1].space_bytes == odd(100).space_bytes]
-    await until(lambda: engine.housing._pools[key].idle)
+    [key] = [key for key in engine.cell_supply._pools if key[1].space_bytes == odd(100).space_bytes]
+    await until(lambda: engine.cell_supply._pools[key].idle)
     await (await engine.create(SandboxSpec(limits=odd(101)))).kill()
-    assert key not in engine.housing._pools and key not in engine.housing._odd_pools
+    assert key not in engine.cell_supply._pools and key not in engine.cell_supply._odd_pools
 
 
 def odd(number: int) -> Limits:

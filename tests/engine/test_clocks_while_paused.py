@@ -11,8 +11,8 @@ import pytest_asyncio
 from cloche.engine.commands import program
 from cloche.engine.engine import Engine
 from cloche.engine.executions import execution as stopping
-from cloche.engine.executions.clock import PausableTimer, ProgramTime
 from cloche.engine.executions.execution import Execution
+from cloche.engine.executions.program_time import PausableTimer, ProgramTime
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Output
 from cloche.model import SandboxSpec
@@ -172,13 +172,13 @@ async def test_killing_a_command_in_a_pause_does_not_wait_for_its_end(
 
 
 async def test_time_stands_still_for_images_and_executions_begun_meanwhile(box: Sandbox) -> None:
-    await box.stillness.hold()
+    await box.freezer.hold()
     running = asyncio.create_task(box.context().execute("'done'", timeout_seconds=0.05).result())
     ended: list[str] = []
     PausableTimer(0.05, lambda: ended.append("ended"), box.guest.time)  # as a command's
     await asyncio.sleep(LONG_SECONDS)
     assert not running.done() and not ended
-    await box.stillness.release()
+    await box.freezer.release()
     assert (await running).outcome in ("ok", "timed_out") and box.info.state == "running"
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not ended:

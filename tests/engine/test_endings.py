@@ -188,7 +188,7 @@ def _cgroups(engine: Engine) -> list[str]:
 async def test_cells_of_a_dead_nursery_are_gone_with_the_engine(own_config: Config, opening):
     async with opening(msgspec.structs.replace(own_config, pool=PoolConfig(ready=0))) as engine:
         box = await engine.create(SandboxSpec())
-        (nursery,) = engine.housing._nurseries.values()
+        (nursery,) = engine.cell_supply._nurseries.values()
         first = await nursery.get()
         os.kill(_parent_pid(box), signal.SIGKILL)
         await until(lambda: not first.alive)
@@ -222,7 +222,7 @@ async def test_closing_while_a_nursery_starts_leaves_none(own_config: Config, op
     engine = opening(own_config)
     await engine.__aenter__()
     creating = asyncio.create_task(engine.create(SandboxSpec()))
-    while not any(nursery._starting.locked() for nursery in engine.housing._nurseries.values()):
+    while not any(nursery._starting.locked() for nursery in engine.cell_supply._nurseries.values()):
         await asyncio.sleep(0)  # and no longer, or it may have started meanwhile
     await engine.aclose()
     with pytest.raises(errors.ClocheError):

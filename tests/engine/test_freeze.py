@@ -106,32 +106,32 @@ async def test_they_use_no_cpu_and_go_on(box: Sandbox) -> None:
     busy = await started(box, f"({BUSY}) & {BUSY}")
     await until(lambda: len(busy.pids()) == 2)
     for _ in range(3):
-        await box.stillness.hold()
+        await box.freezer.hold()
         assert await busy.stands_still()
-        await box.stillness.release()
+        await box.freezer.release()
         await goes_on(busy)
 
 
 async def test_holds_are_counted(box: Sandbox) -> None:
     busy = await started(box, BUSY)
-    await box.stillness.hold()
-    await box.stillness.hold()
-    await box.stillness.release()
-    assert box.stillness.held and await busy.stands_still()
-    await box.stillness.release()
-    assert not box.stillness.held
+    await box.freezer.hold()
+    await box.freezer.hold()
+    await box.freezer.release()
+    assert box.freezer.held and await busy.stands_still()
+    await box.freezer.release()
+    assert not box.freezer.held
     await goes_on(busy)
     with pytest.raises(RuntimeError):
-        await box.stillness.release()
+        await box.freezer.release()
 
 
 async def test_requests_to_a_frozen_kernel_are_served_afterwards(box: Sandbox) -> None:
     await box.context().execute("x = 20").result()
-    await box.stillness.hold()
+    await box.freezer.hold()
     asked = asyncio.create_task(box.context().execute("x + 1").result())
     await asyncio.sleep(LOOK_SECONDS)
     assert not asked.done()
-    await box.stillness.release()
+    await box.freezer.release()
     assert (await asked).text == "21"
 
 
@@ -140,12 +140,12 @@ async def test_an_interrupt_meanwhile_comes_afterwards(box: Sandbox) -> None:
     async with box.context().execute(code) as execution:
         async for event in execution:
             if isinstance(event, Output) and event.text == "begun\n":
-                await box.stillness.hold()
+                await box.freezer.hold()
                 box.context().interrupt()
                 ended = asyncio.create_task(execution.result())
                 await asyncio.sleep(LOOK_SECONDS)
                 assert not ended.done()
-                await box.stillness.release()
+                await box.freezer.release()
                 assert (await ended).stdout == "heard\n"
                 return
 
@@ -153,8 +153,8 @@ async def test_an_interrupt_meanwhile_comes_afterwards(box: Sandbox) -> None:
 async def test_a_stopped_process_stays_stopped(box: Sandbox) -> None:
     stopped = await started(box, f"kill -STOP $$; {BUSY}")
     await until(lambda: stopped.states() == {"T"})
-    await box.stillness.hold()
-    await box.stillness.release()
+    await box.freezer.hold()
+    await box.freezer.release()
     await asyncio.sleep(LOOK_SECONDS)
     assert stopped.states() == {"T"}
 
@@ -166,8 +166,8 @@ async def test_a_shell_does_not_find_its_child_stopped(box: Sandbox) -> None:
     child = Program(mark)
     await until(lambda: len(child.pids()) == 1)
     for _ in range(5):
-        await box.stillness.hold()
-        await box.stillness.release()
+        await box.freezer.hold()
+        await box.freezer.release()
     await box.files.write("go", b"")
     said = (await shell.result()).stdout
     assert "ended" in said and "Stopped" not in said
@@ -176,9 +176,9 @@ async def test_a_shell_does_not_find_its_child_stopped(box: Sandbox) -> None:
 async def test_a_process_that_keeps_starting_programs_is_frozen(box: Sandbox) -> None:
     loop = await started(box, "while :; do /bin/true; (exec /bin/true) & wait; done")
     for _ in range(10):
-        await box.stillness.hold()
+        await box.freezer.hold()
         assert await loop.stands_still()
-        await box.stillness.release()
+        await box.freezer.release()
     await goes_on(loop)
 
 
@@ -193,10 +193,10 @@ async def test_a_process_in_the_middle_of_a_fork_is_frozen_with_its_child(box: S
     await until(lambda: len(forking.pids()) > 1)
     for number in range(30):
         await asyncio.sleep(number / 1000)  # to meet it at another point each time
-        await box.stillness.hold()
+        await box.freezer.hold()
         held = set(forking.pids())
         assert await forking.stands_still() and set(forking.pids()) == held
-        await box.stillness.release()
+        await box.freezer.release()
 
 
 SPAWNING = """
@@ -215,8 +215,8 @@ async def test_a_process_waiting_for_a_vfork_child_is_frozen(box: Sandbox) -> No
         if isinstance(event, Output):
             break
     for _ in range(3):
-        await box.stillness.hold()
-        await box.stillness.release()
+        await box.freezer.hold()
+        await box.freezer.release()
     await (await box.commands.start(": > fifo")).result()
     assert (await spawning.result()).text == "0"
 
@@ -228,15 +228,15 @@ RELAY = "relay() { relay & }; relay"  # each starts the next and ends
 async def test_a_forking_chain_is_frozen_or_all_run_on(box: Sandbox, way: str) -> None:
     relay = await started(box, RELAY)
     try:
-        await box.stillness.hold()
+        await box.freezer.hold()
     except errors.Unavailable:
         assert way != FREEZER, "nobody outruns the freezer"
-        assert not box.stillness.held
+        assert not box.freezer.held
     else:
         pids = set(relay.pids())
         await asyncio.sleep(LOOK_SECONDS)
         assert set(relay.pids()) == pids
-        await box.stillness.release()
+        await box.freezer.release()
     was = set(relay.pids())
     await until(lambda: bool(set(relay.pids()) - was))
 
@@ -244,7 +244,7 @@ async def test_a_forking_chain_is_frozen_or_all_run_on(box: Sandbox, way: str) -
 async def test_a_sandbox_is_killed_while_it_is_held(engine: Engine) -> None:
     box = await engine.create(SandboxSpec())
     busy = await started(box, f"({BUSY}) & {BUSY}")
-    await box.stillness.hold()
+    await box.freezer.hold()
     await box.kill()
     await box.wait_ended()
     assert busy.pids() == []
@@ -256,7 +256,7 @@ async def test_a_sandbox_is_killed_while_it_comes_to_a_stand(engine: Engine) -> 
     for pause_seconds in (0, 0.001, 0.005):
         box = await engine.create(SandboxSpec())
         busy = await started(box, BUSY)
-        holding = asyncio.create_task(box.stillness.hold())
+        holding = asyncio.create_task(box.freezer.hold())
         await asyncio.sleep(pause_seconds)
         await box.kill()
         with contextlib.suppress(errors.Gone, errors.Unavailable):
@@ -268,21 +268,21 @@ async def test_a_sandbox_is_killed_while_it_comes_to_a_stand(engine: Engine) -> 
 async def test_a_cancelled_freeze_leaves_all_running(box: Sandbox) -> None:
     busy = await started(box, BUSY)
     for pause_seconds in (0, 0.001, 0.004, 0.01):
-        holding = asyncio.create_task(box.stillness.hold())
+        holding = asyncio.create_task(box.freezer.hold())
         await asyncio.sleep(pause_seconds)
         holding.cancel()
         await asyncio.wait([holding])
         if not holding.cancelled():
-            await box.stillness.release()
+            await box.freezer.release()
         await goes_on(busy)
-    await box.stillness.hold()
-    await box.stillness.release()
+    await box.freezer.hold()
+    await box.freezer.release()
     assert (await box.context().execute("6 * 7").result()).text == "42"
 
 
 async def test_a_command_killed_meanwhile_is_gone_afterwards(box: Sandbox) -> None:
     process = await box.commands.start(BUSY, background=True)
-    await box.stillness.hold()
+    await box.freezer.hold()
     process.kill()
-    await box.stillness.release()
+    await box.freezer.release()
     assert (await process.result()).exit_code == 128 + signal.SIGKILL

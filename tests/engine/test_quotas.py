@@ -266,7 +266,7 @@ async def test_neither_a_snapshot_nor_a_pause_gives_cpu_back_that_is_used_up(som
     box = await somebody.box(limits=Limits(cpus=1.0))
     given = limits_of(box)
     await somebody.may(cpu_seconds_per_hour=0)
-    assert given()[-1].cpus == SLOW_CPUS and given()[-1] == box.charge.limits
+    assert given()[-1].cpus == SLOW_CPUS and given()[-1] == box.quota_lease.limits
     snapshot = await engine.snapshot(box.id, somebody.owner)
     assert [each.cpus for each in given()[-2:]] == [1.0, SLOW_CPUS]  # to save it, and then
     await engine.pause(box.id, somebody.owner)
@@ -280,7 +280,7 @@ async def test_neither_a_snapshot_nor_a_pause_gives_cpu_back_that_is_used_up(som
 async def test_running_out_of_cpu_during_a_save_applies_afterwards(somebody):
     box = await somebody.box(limits=Limits(cpus=1.0))
     given = limits_of(box)
-    with box.charge.extra_room_to_save(MIB):
+    with box.quota_lease.extra_room_to_save(MIB):
         await somebody.may(cpu_seconds_per_hour=0)
         assert given()[-1].cpus == 1.0 and given()[-1].memory_bytes == box.limits.memory_bytes + MIB
     assert given()[-1].cpus == SLOW_CPUS and given()[-1].memory_bytes == box.limits.memory_bytes
@@ -295,7 +295,7 @@ async def test_a_cell_that_cannot_be_slowed_down_keeps_no_other_from_it(somebody
     for box in (first, second):
         monkeypatch.setattr(box._cell, "set_limits", fail)
     await somebody.may(cpu_seconds_per_hour=0)
-    assert {box.charge.limits.cpus for box in (first, second)} == {SLOW_CPUS}
+    assert {box.quota_lease.limits.cpus for box in (first, second)} == {SLOW_CPUS}
     monkeypatch.undo()
 
 
@@ -351,23 +351,23 @@ async def test_runs_that_go_on_by_themselves_need_room_to_be_stored(somebody, en
 
 async def test_kept_answers_and_conversations_need_room_to_be_stored(somebody, engine, tmp_path):
     said = {"id": "msg_1", "type": "message", "role": "user", "content": "x" * 1000}
-    async with GatewayStore(tmp_path, 1.0) as shelf:
-        shelf.guard(engine.quotas.check_stored)
+    async with GatewayStore(tmp_path, 1.0) as gateway_store:
+        gateway_store.guard(engine.quotas.check_stored)
         await somebody.may(stored_bytes=500)
         with pytest.raises(errors.QuotaExceeded, match="stored_bytes"):
-            await shelf.conversations.create(somebody.owner, {}, [said])
-        made = await shelf.conversations.create(somebody.owner, {}, [])
+            await gateway_store.conversations.create(somebody.owner, {}, [said])
+        made = await gateway_store.conversations.create(somebody.owner, {}, [])
         for work in (
-            shelf.conversations.add(made.id, [said], (), str),
-            shelf.conversations.check_room(made.id, [said]),
+            gateway_store.conversations.add(made.id, [said], (), str),
+            gateway_store.conversations.check_room(made.id, [said]),
         ):
             with pytest.raises(errors.QuotaExceeded, match="stored_bytes"):
                 await work
-        assert await shelf.conversations.items(made.id) == []
-        await shelf.responses.check_allowed(somebody.owner)
+        assert await gateway_store.conversations.items(made.id) == []
+        await gateway_store.responses.check_allowed(somebody.owner)
         await somebody.may(stored_bytes=0)
         with pytest.raises(errors.QuotaExceeded, match="stored_bytes"):
-            await shelf.responses.check_allowed(somebody.owner)
+            await gateway_store.responses.check_allowed(somebody.owner)
 
 
 def images_written(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:

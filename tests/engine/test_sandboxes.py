@@ -161,8 +161,8 @@ async def test_many_creates_at_once_are_all_different(engine: Engine):
 
 async def test_the_pool_refills_for_a_cell_taken_as_a_refill_ends(own_config: Config, opening):
     async with opening(own_config) as engine:
-        await engine.housing.warm()
-        (pool,) = engine.housing._pools.values()
+        await engine.cell_supply.warm()
+        (pool,) = engine.cell_supply._pools.values()
         refilling = pool._refilling
         while not refilling.done():
             await asyncio.sleep(0)
@@ -172,8 +172,8 @@ async def test_the_pool_refills_for_a_cell_taken_as_a_refill_ends(own_config: Co
 
 async def test_the_pool_refills_and_replaces_dead_cells(own_config: Config, opening):
     async with opening(own_config) as engine:
-        await engine.housing.warm()
-        (pool,) = engine.housing._pools.values()
+        await engine.cell_supply.warm()
+        (pool,) = engine.cell_supply._pools.values()
         await until(lambda: pool.ready == 2)
         waiting = pool._ready[0]
         os.kill(_init_pid_of(waiting.cell), signal.SIGKILL)
@@ -185,8 +185,8 @@ async def test_the_pool_refills_and_replaces_dead_cells(own_config: Config, open
 
 async def test_a_dead_pooled_cell_is_not_handed_out_before_it_is_noticed(own_config: Config, opening):
     async with opening(own_config) as engine:
-        await engine.housing.warm()
-        (pool,) = engine.housing._pools.values()
+        await engine.cell_supply.warm()
+        (pool,) = engine.cell_supply._pools.values()
         await until(lambda: pool.ready == 2)
         dead = list(pool._ready)
         for each in dead:
@@ -207,7 +207,7 @@ def _init_pid_of(cell) -> int:
 async def test_a_nursery_that_dies_loses_no_sandbox_and_is_replaced(own_config: Config, opening):
     async with opening(msgspec.structs.replace(own_config, pool=PoolConfig(ready=0))) as engine:
         box = await engine.create(SandboxSpec())
-        (nursery,) = engine.housing._nurseries.values()
+        (nursery,) = engine.cell_supply._nurseries.values()
         first = await nursery.get()
         await box.context().execute("kept = 1").result()
         _kill_zygote(box)
@@ -373,7 +373,7 @@ async def test_only_the_dead_are_cleaned(tmp_path: Path):
 
 
 async def test_nothing_shows_that_a_cell_of_the_pool_has_rehearsed(engine):
-    await engine.housing.warm()
+    await engine.cell_supply.warm()
     while not engine.waiting:
         await asyncio.sleep(0.01)
     sandbox = await engine.create(SandboxSpec())

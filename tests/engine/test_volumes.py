@@ -347,7 +347,7 @@ async def test_when_the_zygote_dies_a_volume_stays_with_its_sandboxes_is_saved_a
     async with opening(small) as engine:
         await engine.volumes.create("v", ME)
         box = await engine.create(with_volume())
-        nursery = await engine.housing.nursery(await engine.template("python")).get()
+        nursery = await engine.cell_supply.nursery(await engine.template("python")).get()
         os.kill(zygote_of(box), signal.SIGKILL)
         ends_at = time.monotonic() + 30
         while nursery.alive and time.monotonic() < ends_at:
@@ -375,7 +375,7 @@ async def test_when_all_that_had_a_volume_died_it_comes_back_as_it_was_saved_las
         (vault,) = engine.volumes._vaults.values()
         assert await engine.volumes._save_volume(vault)
         cell = await vault.cell()
-        nursery = await engine.housing.nursery(await engine.template("python")).get()
+        nursery = await engine.cell_supply.nursery(await engine.template("python")).get()
         os.kill(zygote_of(box), signal.SIGKILL)
         os.kill(pid_of(cell.cell._pidfd), signal.SIGKILL)  # type: ignore[attr-defined]  # a cell of this backend
         await box.kill()

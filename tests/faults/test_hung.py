@@ -120,8 +120,8 @@ async def test_a_hung_pooled_cell_fails_but_the_creation_ends(place: Path, monke
     """Its kernel answers still, so it is taken; what asks its init finds out."""
     monkeypatch.setattr(init_client, "HUNG_SECONDS", 0.5)
     async with asyncio.timeout(60), engine_with(place, ready=1) as engine:
-        await engine.housing.warm()
-        (pool,) = engine.housing._pools.values()
+        await engine.cell_supply.warm()
+        (pool,) = engine.cell_supply._pools.values()
         while not pool.ready:
             await asyncio.sleep(0.01)
         os.kill(pid_of(pool._ready[0].cell._pidfd), signal.SIGSTOP)  # type: ignore[attr-defined]

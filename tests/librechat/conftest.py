@@ -64,4 +64,4 @@ def user(librechat_server: RunningServer) -> Iterator[User]:
 
 def no_engine(config: Config) -> Any:
     """In the place of an engine, where no request gets as far as running code: who may enter is all that it knows."""
-    return SimpleNamespace(housing=SimpleNamespace(admission=Admission(config.capacity)))
+    return SimpleNamespace(cell_supply=SimpleNamespace(admission=Admission(config.capacity)))

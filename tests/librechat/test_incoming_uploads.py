@@ -22,7 +22,7 @@ PIECE = b"x" * 100
 
 
 @pytest.fixture
-async def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[GatewayStore, None]:
+async def gateway_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[GatewayStore, None]:
     monkeypatch.setattr(librechat, "MAX_OWNER_BYTES", 1000)
     monkeypatch.setattr(librechat, "MAX_USER_BYTES", 600)
     monkeypatch.setattr(arriving_module, "UPLOAD_CHECK_BYTES", len(PIECE))
@@ -35,19 +35,21 @@ async def pieces(count: int) -> AsyncGenerator[bytes, None]:
         yield PIECE
 
 
-async def put(shelf: GatewayStore, room: UploadReservation, chunks: AsyncGenerator[bytes, None]) -> CodeFileContent:
+async def put(
+    gateway_store: GatewayStore, room: UploadReservation, chunks: AsyncGenerator[bytes, None]
+) -> CodeFileContent:
     with room.file():
-        return await shelf.code_files.put_content(new_code_id(), room.taking(chunks), 10_000)
+        return await gateway_store.code_files.put_content(new_code_id(), room.taking(chunks), 10_000)
 
 
 def written(tmp_path: Path) -> int:
     return sum(each.stat().st_size for each in (tmp_path / "blobs").iterdir())
 
 
-async def test_uploads_in_progress_reserve_space(shelf: GatewayStore, tmp_path: Path):
-    arriving = IncomingUploads(shelf.code_files)
+async def test_uploads_in_progress_reserve_space(gateway_store: GatewayStore, tmp_path: Path):
+    arriving = IncomingUploads(gateway_store.code_files)
     rooms = [arriving.new_reservation(KEY) for _ in range(10)]
-    coming = await asyncio.gather(*(put(shelf, room, pieces(6)) for room in rooms), return_exceptions=True)
+    coming = await asyncio.gather(*(put(gateway_store, room, pieces(6)) for room in rooms), return_exceptions=True)
     assert sum(isinstance(each, LibreChatRefusal) for each in coming) >= 9  # there is room for one
     assert written(tmp_path) <= 1000
     for room in rooms:
@@ -55,31 +57,31 @@ async def test_uploads_in_progress_reserve_space(shelf: GatewayStore, tmp_path: 
     assert not arriving._bytes and not arriving._count
 
 
-async def test_a_users_room_is_part_of_the_owners(shelf: GatewayStore):
-    arriving = IncomingUploads(shelf.code_files)
+async def test_a_users_room_is_part_of_the_owners(gateway_store: GatewayStore):
+    arriving = IncomingUploads(gateway_store.code_files)
     ann, bob = arriving.new_reservation(ANN), arriving.new_reservation(BOB)
-    content = await put(shelf, ann, pieces(6))
+    content = await put(gateway_store, ann, pieces(6))
     with pytest.raises(LibreChatRefusal) as error:
-        await put(shelf, ann, pieces(1))
+        await put(gateway_store, ann, pieces(1))
     assert (error.value.status, error.value.body["error"]) == (413, "storage_limit_exceeded")
-    await put(shelf, bob, pieces(4))
+    await put(gateway_store, bob, pieces(4))
     with pytest.raises(LibreChatRefusal):
-        await put(shelf, bob, pieces(1))  # the owner has no more
+        await put(gateway_store, bob, pieces(1))  # the owner has no more
     ann.release()
-    await put(shelf, bob, pieces(2))  # what failed is counted no longer, nor what was dropped
+    await put(gateway_store, bob, pieces(2))  # what failed is counted no longer, nor what was dropped
     bob.release()
     assert not arriving._bytes and content.bytes == 600
 
 
-async def test_stored_uploads_are_counted_once(shelf: GatewayStore):
-    arriving = IncomingUploads(shelf.code_files)
+async def test_stored_uploads_are_counted_once(gateway_store: GatewayStore):
+    arriving = IncomingUploads(gateway_store.code_files)
     for _ in range(2):
         room = arriving.new_reservation(KEY)
-        content = await put(shelf, room, pieces(5))
+        content = await put(gateway_store, room, pieces(5))
         await room.check()
         space = FileSpace(owner="o")
         file = new_code_file(content, space, session=new_code_id(), user="", name="a", content_type="text/plain")
-        await shelf.code_files.add([file])
+        await gateway_store.code_files.add([file])
         room.release()
     with pytest.raises(LibreChatRefusal):
-        await put(shelf, arriving.new_reservation(KEY), pieces(1))
+        await put(gateway_store, arriving.new_reservation(KEY), pieces(1))

@@ -89,14 +89,14 @@ def test_resuming_after_any_event_gives_exactly_the_rest(client: openai.OpenAI):
 async def test_its_first_events_are_kept_however_long_it_took_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("cloche.api.openai.background.FLUSH_SECONDS", -1.0)  # it took longer
     config = Config(data_dir=str(tmp_path), pool=PoolConfig(ready=0))
-    async with assemble_engine(config) as engine, GatewayStore(tmp_path, 30) as shelf:
-        gateway = Gateway(engine, config, shelf, shelf.steps.put)
+    async with assemble_engine(config) as engine, GatewayStore(tmp_path, 30) as gateway_store:
+        gateway = Gateway(engine, config, gateway_store, gateway_store.steps.put)
         wanted = ResponseRequest(model="cloche/echo", input=[{"role": "user", "content": "?"}], background=True)
         asked = TurnRequest(model=wanted.model, items=wanted.input)
         run = BackgroundRun(ResponseTurn(gateway, gateway.trace("req", "me"), wanted, asked), gateway)
         await run.begin()
         told = [event async for batch in run.follow(-1) for event in batch]
-        kept = await shelf.responses.events(run.answer.events.id, -1)
+        kept = await gateway_store.responses.events(run.answer.events.id, -1)
         await gateway.stop()
     assert [event["type"] for event in kept] == [event["type"] for event in told]
     assert kept[0]["type"] == "response.created"

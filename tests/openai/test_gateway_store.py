@@ -24,7 +24,7 @@ async def content(data: bytes) -> AsyncGenerator[bytes, None]:
 
 
 @pytest.fixture
-async def shelf(tmp_path: Path) -> AsyncGenerator[GatewayStore, None]:
+async def gateway_store(tmp_path: Path) -> AsyncGenerator[GatewayStore, None]:
     async with GatewayStore(tmp_path, 30) as opened:
         yield opened
 
@@ -33,19 +33,19 @@ def names(tmp_path: Path) -> set[str]:
     return set(os.listdir(tmp_path / "blobs"))
 
 
-async def test_a_file_goes_when_it_expires(shelf: GatewayStore, tmp_path: Path):
+async def test_a_file_goes_when_it_expires(gateway_store: GatewayStore, tmp_path: Path):
     ids = [new_file_id(), new_file_id()]
     for id, seconds in zip(ids, (0.001, 3600), strict=True):
-        await shelf.files.put_content(id, content(b"x"), 10)
-        await shelf.files.add(id, "me", filename="x", purpose="batch", bytes=1, seconds=seconds)
+        await gateway_store.files.put_content(id, content(b"x"), 10)
+        await gateway_store.files.add(id, "me", filename="x", purpose="batch", bytes=1, seconds=seconds)
     with pytest.raises(errors.FileNotFound):
-        await shelf.files.get("me", ids[0])
-    await shelf.prune_files()
+        await gateway_store.files.get("me", ids[0])
+    await gateway_store.prune_files()
     assert names(tmp_path) == {ids[1]}
-    assert (await shelf.files.get("me", ids[1])).id == ids[1]
+    assert (await gateway_store.files.get("me", ids[1])).id == ids[1]
 
 
-async def test_a_containers_file_goes_after_the_days_that_are_configured(shelf: GatewayStore, tmp_path: Path):
+async def test_a_containers_file_goes_after_the_days_that_are_configured(gateway_store: GatewayStore, tmp_path: Path):
     now = time.time()
     old, new = (
         StoredContainerFile(
@@ -61,42 +61,42 @@ async def test_a_containers_file_goes_after_the_days_that_are_configured(shelf: 
         for at in (now - 31 * 86400, now)
     )
     for file in (old, new):
-        await shelf.blobs.put(file.id, content(b"x"), 10)
-    await shelf.container_files.register([old, new])
-    await shelf.prune_files()
+        await gateway_store.blobs.put(file.id, content(b"x"), 10)
+    await gateway_store.container_files.register([old, new])
+    await gateway_store.prune_files()
     assert names(tmp_path) == {new.id}
-    assert await shelf.container_files.list_by_sandbox("me", "i") == [new]
-    assert await shelf.container_files.list_by_sandbox("you", "i") == []
+    assert await gateway_store.container_files.list_by_sandbox("me", "i") == [new]
+    assert await gateway_store.container_files.list_by_sandbox("you", "i") == []
 
 
 async def test_orphans_and_drafts_go_once_they_are_old(
-    shelf: GatewayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gateway_store: GatewayStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     known, orphan = new_file_id(), new_file_id()
     for id in (known, orphan):
-        await shelf.files.put_content(id, content(b"x"), 10)
-    await shelf.files.add(known, "me", filename="x", purpose="batch", bytes=1)
+        await gateway_store.files.put_content(id, content(b"x"), 10)
+    await gateway_store.files.add(known, "me", filename="x", purpose="batch", bytes=1)
     (tmp_path / "blobs/.draft-x").touch()
     (tmp_path / "blobs/somebody-elses").touch()
-    await shelf.prune_files()
+    await gateway_store.prune_files()
     assert len(names(tmp_path)) == 4  # what is new may become known yet
     monkeypatch.setattr(blobs, "ORPHAN_SECONDS", -1.0)
-    await shelf.prune_files()
+    await gateway_store.prune_files()
     assert names(tmp_path) == {known, "somebody-elses"}
 
 
-async def test_a_path_is_registered_once(shelf: GatewayStore):
+async def test_a_path_is_registered_once(gateway_store: GatewayStore):
     first = StoredContainerFile(
         id=new_container_file_id(), sandbox="i", owner="me", path="/mnt/data/a", source="user", bytes=1, created_at=1.0
     )
-    await shelf.container_files.register([first])
+    await gateway_store.container_files.register([first])
     again = msgspec.structs.replace(first, id=new_container_file_id(), source="assistant")
-    assert await shelf.container_files.register([again]) == [first]
+    assert await gateway_store.container_files.register([again]) == [first]
 
 
-async def test_an_oversized_file_leaves_nothing(shelf: GatewayStore, tmp_path: Path):
+async def test_an_oversized_file_leaves_nothing(gateway_store: GatewayStore, tmp_path: Path):
     with pytest.raises(errors.TooLarge):
-        await shelf.files.put_content(new_file_id(), content(b"x" * 11), 10)
+        await gateway_store.files.put_content(new_file_id(), content(b"x" * 11), 10)
     assert names(tmp_path) == set()
 
 
@@ -115,27 +115,29 @@ def of_me(sandbox: str, origin: str | None = None, size: int = 5) -> StoredConta
     )
 
 
-async def test_a_link_takes_room_once_the_file_is_gone_that_it_is_of(shelf: GatewayStore):
+async def test_a_link_takes_room_once_the_file_is_gone_that_it_is_of(gateway_store: GatewayStore):
     id = new_file_id()
-    await shelf.files.put_content(id, content(b"12345"), 10)
-    await shelf.files.add(id, "me", filename="x", purpose="batch", bytes=5)
-    await shelf.container_files.register([of_me("i", id), of_me("i", COPY_PREFIX + id, 7), of_me("i", "sha256:1", 11)])
-    assert await shelf.container_files.kept_bytes("me", "i") == (18, 18)
-    assert await shelf.container_files.kept_bytes("me", "j") == (18, 0)
-    await shelf.files.remove("me", id)
-    assert await shelf.container_files.kept_bytes("me", "i") == (23, 23)
+    await gateway_store.files.put_content(id, content(b"12345"), 10)
+    await gateway_store.files.add(id, "me", filename="x", purpose="batch", bytes=5)
+    await gateway_store.container_files.register(
+        [of_me("i", id), of_me("i", COPY_PREFIX + id, 7), of_me("i", "sha256:1", 11)]
+    )
+    assert await gateway_store.container_files.kept_bytes("me", "i") == (18, 18)
+    assert await gateway_store.container_files.kept_bytes("me", "j") == (18, 0)
+    await gateway_store.files.remove("me", id)
+    assert await gateway_store.container_files.kept_bytes("me", "i") == (23, 23)
 
 
-async def test_files_of_sandboxes_that_their_owners_killed_go(shelf: GatewayStore, tmp_path: Path):
+async def test_files_of_sandboxes_that_their_owners_killed_go(gateway_store: GatewayStore, tmp_path: Path):
     files = {name: of_me(name) for name in ("killed", "stopped", "expired", "just-now")}
     ends = {"killed": ("killed", "by its owner", 1.0), "stopped": ("killed", SHUT_DOWN_REASON, 1.0)}
     ends |= {"expired": ("expired", None, 1.0), "just-now": ("killed", "by its owner", time.time())}
-    await shelf.container_files.register(files.values())
+    await gateway_store.container_files.register(files.values())
     with contextlib.closing(sqlite3.connect(tmp_path / "store.sqlite3")) as db, db:
         for id, (state, reason, ended_at) in ends.items():
             row = (id, "me", "t", state, "x", 1.0, ended_at, reason, "{}", "{}")
             columns = "id, owner, template, state, instance, created_at, ended_at, end_reason, metadata, limits"
             db.execute(f"INSERT INTO sandboxes ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-    await shelf.prune_files()
-    left = {name for name in files if await shelf.container_files.list_by_sandbox("me", name)}
+    await gateway_store.prune_files()
+    left = {name for name in files if await gateway_store.container_files.list_by_sandbox("me", name)}
     assert left == {"stopped", "expired", "just-now"}

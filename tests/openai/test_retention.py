@@ -25,7 +25,7 @@ LARGE = "x" * 100_000
 
 
 @pytest.fixture
-async def shelf(tmp_path: Path) -> AsyncGenerator[GatewayStore, None]:
+async def gateway_store(tmp_path: Path) -> AsyncGenerator[GatewayStore, None]:
     async with GatewayStore(tmp_path, 30) as opened:
         yield opened
 
@@ -51,53 +51,53 @@ def texts(items: list[Json]) -> list[str]:
     return [item["content"][0]["text"] for item in items]
 
 
-async def test_one_that_ended_too_large_is_not_kept(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
-    shelf.responses.put(stored("resp_1", [], instance="host"))
+async def test_one_that_ended_too_large_is_not_kept(gateway_store: GatewayStore, monkeypatch: pytest.MonkeyPatch):
+    gateway_store.responses.put(stored("resp_1", [], instance="host"))
     monkeypatch.setattr(responses, "MAX_RESPONSE_BYTES", 1000)
-    shelf.responses.change(stored("resp_1", [said("done")]))
-    assert await shelf.responses.get("me", "resp_1") is None  # it would look as if it went on
+    gateway_store.responses.change(stored("resp_1", [said("done")]))
+    assert await gateway_store.responses.get("me", "resp_1") is None  # it would look as if it went on
 
 
-async def test_old_conversations_go_some_at_a_time(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
+async def test_old_conversations_go_some_at_a_time(gateway_store: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conversations, "REMOVED_AT_ONCE", 1)
-    old = [await shelf.conversations.create("me", {}, [said("old")]) for _ in range(3)]
+    old = [await gateway_store.conversations.create("me", {}, [said("old")]) for _ in range(3)]
     before = time.time()
-    new = await shelf.conversations.create("me", {}, [said("new")])
-    shelf.conversations.prune_old(before)
+    new = await gateway_store.conversations.create("me", {}, [said("new")])
+    gateway_store.conversations.prune_old(before)
     for _ in range(4):
-        await shelf.conversations.get("me", new.id)
-    assert [await shelf.conversations.get("me", each.id) for each in old] == [None] * 3
-    assert texts(await shelf.conversations.items(new.id)) == ["new"]
+        await gateway_store.conversations.get("me", new.id)
+    assert [await gateway_store.conversations.get("me", each.id) for each in old] == [None] * 3
+    assert texts(await gateway_store.conversations.items(new.id)) == ["new"]
 
 
-async def test_one_that_ended_between_two_looks_at_it_has_not_failed(shelf: GatewayStore):
-    shelf.responses.put(stored("resp_1", [], instance="host"))
-    shelf.responses.change(stored("resp_1", [said("done")]))
-    await shelf.responses.lose("resp_1", "host")  # by somebody who saw it before its end
-    kept = await shelf.responses.get("me", "resp_1")
+async def test_one_that_ended_between_two_looks_at_it_has_not_failed(gateway_store: GatewayStore):
+    gateway_store.responses.put(stored("resp_1", [], instance="host"))
+    gateway_store.responses.change(stored("resp_1", [said("done")]))
+    await gateway_store.responses.lose("resp_1", "host")  # by somebody who saw it before its end
+    kept = await gateway_store.responses.get("me", "resp_1")
     assert kept is not None and (kept.status, texts(kept.output)) == ("completed", ["done"])
 
 
-async def test_one_whose_process_died_has_failed_and_says_so_in_its_stream(shelf: GatewayStore):
-    shelf.responses.put(stored("resp_1", [], instance="host"))
-    assert await shelf.responses.mark_lost(lambda name: False) == 1
-    kept = await shelf.responses.get("me", "resp_1")
+async def test_one_whose_process_died_has_failed_and_says_so_in_its_stream(gateway_store: GatewayStore):
+    gateway_store.responses.put(stored("resp_1", [], instance="host"))
+    assert await gateway_store.responses.mark_lost(lambda name: False) == 1
+    kept = await gateway_store.responses.get("me", "resp_1")
     assert kept is not None and (kept.status, kept.instance) == ("failed", None)
-    assert [event["response"] for event in await shelf.responses.events("resp_1", -1)] == [kept.body]
+    assert [event["response"] for event in await gateway_store.responses.events("resp_1", -1)] == [kept.body]
 
 
-async def test_one_that_was_deleted_does_not_come_back(shelf: GatewayStore):
-    shelf.responses.put(stored("resp_1", [], instance="host"))
-    assert await shelf.responses.delete("me", "resp_1")
-    shelf.responses.change(stored("resp_1", [said("late")]), ["msg_late"])
-    shelf.responses.add_events("resp_1", [{"type": "response.late", "sequence_number": 0}])
-    await shelf.responses.lose("resp_1", "host")
-    assert await shelf.responses.get("me", "resp_1") is None
-    assert await shelf.responses.events("resp_1", -1) == []
-    assert await shelf.responses.items("me", ["msg_late"]) == {}
+async def test_one_that_was_deleted_does_not_come_back(gateway_store: GatewayStore):
+    gateway_store.responses.put(stored("resp_1", [], instance="host"))
+    assert await gateway_store.responses.delete("me", "resp_1")
+    gateway_store.responses.change(stored("resp_1", [said("late")]), ["msg_late"])
+    gateway_store.responses.add_events("resp_1", [{"type": "response.late", "sequence_number": 0}])
+    await gateway_store.responses.lose("resp_1", "host")
+    assert await gateway_store.responses.get("me", "resp_1") is None
+    assert await gateway_store.responses.events("resp_1", -1) == []
+    assert await gateway_store.responses.items("me", ["msg_late"]) == {}
 
 
-async def test_events_are_stored_without_the_responses_fields(shelf: GatewayStore, tmp_path: Path):
+async def test_events_are_stored_without_the_responses_fields(gateway_store: GatewayStore, tmp_path: Path):
     begun, ended = stored("resp_1", [], instance="host"), stored("resp_1", [ran(LARGE), ran("little"), said("done")])
     told: list[Json] = [
         {"type": "response.created", "response": begun.body},
@@ -105,13 +105,13 @@ async def test_events_are_stored_without_the_responses_fields(shelf: GatewayStor
         {"type": "response.completed", "response": ended.body},
     ]
     events = [{**event, "sequence_number": at} for at, event in enumerate(told)]
-    shelf.responses.put(begun)
-    shelf.responses.add_events("resp_1", events[:3])
-    assert await shelf.responses.events("resp_1", -1) == events[:1]  # the rest needs what is not there yet
-    shelf.responses.change(ended)
-    shelf.responses.add_events("resp_1", events[3:])
-    assert await shelf.responses.events("resp_1", -1) == events
-    assert await shelf.responses.events("resp_1", 3) == events[4:]
+    gateway_store.responses.put(begun)
+    gateway_store.responses.add_events("resp_1", events[:3])
+    assert await gateway_store.responses.events("resp_1", -1) == events[:1]  # the rest needs what is not there yet
+    gateway_store.responses.change(ended)
+    gateway_store.responses.add_events("resp_1", events[3:])
+    assert await gateway_store.responses.events("resp_1", -1) == events
+    assert await gateway_store.responses.events("resp_1", 3) == events[4:]
     with sqlite3.connect(tmp_path / "store.sqlite3") as db:
         assert db.execute("SELECT SUM(LENGTH(body)) FROM response_events").fetchone()[0] < 2000
         own, size, of_events = db.execute("SELECT LENGTH(body), bytes, event_bytes FROM responses").fetchone()
@@ -119,11 +119,11 @@ async def test_events_are_stored_without_the_responses_fields(shelf: GatewayStor
 
 
 async def test_outputs_that_are_too_large_are_not_kept_and_that_is_said(
-    shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch
+    gateway_store: GatewayStore, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(responses, "MAX_BODY_BYTES", 150_000)
-    shelf.responses.put(stored("resp_1", [ran(LARGE), said("done")]))
-    kept = await shelf.responses.get("me", "resp_1")
+    gateway_store.responses.put(stored("resp_1", [ran(LARGE), said("done")]))
+    kept = await gateway_store.responses.get("me", "resp_1")
     assert kept is not None and "not kept" in kept.output[0]["outputs"][0]["logs"]
     assert texts(kept.output[1:]) == ["done"]
 
@@ -137,70 +137,79 @@ def test_small_owners_lose_nothing_to_large_ones(monkeypatch: pytest.MonkeyPatch
     assert responses.owner_share([]) == 60
 
 
-async def test_the_oldest_of_an_owner_go_when_they_are_too_many(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
+async def test_the_oldest_of_an_owner_go_when_they_are_too_many(
+    gateway_store: GatewayStore, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(responses, "MAX_BYTES_OF_OWNER", 250_000)
     for at in range(4):
-        shelf.responses.put(stored(f"resp_{at}", [], created_at=1000.0))  # in the same second
-    shelf.responses.put(stored("resp_other", [], owner="you"))
-    shelf.responses.flush()
-    shelf.responses.prune_old(0.0)
-    assert [await shelf.responses.get("me", f"resp_{at}") is not None for at in range(4)] == [False, False, True, True]
-    assert await shelf.responses.get("you", "resp_other") is not None
+        gateway_store.responses.put(stored(f"resp_{at}", [], created_at=1000.0))  # in the same second
+    gateway_store.responses.put(stored("resp_other", [], owner="you"))
+    gateway_store.responses.flush()
+    gateway_store.responses.prune_old(0.0)
+    assert [await gateway_store.responses.get("me", f"resp_{at}") is not None for at in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert await gateway_store.responses.get("you", "resp_other") is not None
 
 
-async def test_an_id_that_a_client_chose_stands_for_nothing_elsewhere(shelf: GatewayStore):
+async def test_an_id_that_a_client_chose_stands_for_nothing_elsewhere(gateway_store: GatewayStore):
     ours, theirs = said("ours"), said("theirs", "msg_mine")
-    shelf.responses.put(stored("resp_1", [ours]), [ours["id"]])
-    shelf.responses.put(stored("resp_2", [], input=[{**theirs, "id": ours["id"]}, theirs]))
-    await shelf.conversations.create("me", {}, [{**theirs, "id": ours["id"]}, theirs])
-    assert await shelf.responses.items("me", [ours["id"], "msg_mine"]) == {ours["id"]: ours}
+    gateway_store.responses.put(stored("resp_1", [ours]), [ours["id"]])
+    gateway_store.responses.put(stored("resp_2", [], input=[{**theirs, "id": ours["id"]}, theirs]))
+    await gateway_store.conversations.create("me", {}, [{**theirs, "id": ours["id"]}, theirs])
+    assert await gateway_store.responses.items("me", [ours["id"], "msg_mine"]) == {ours["id"]: ours}
 
 
-async def test_items_that_are_too_large_together_are_refused(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
+async def test_items_that_are_too_large_together_are_refused(
+    gateway_store: GatewayStore, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(responses, "MAX_FOUND_BYTES", 150_000)
     items = [said(LARGE), said(LARGE)]
     ids = [item["id"] for item in items]
-    shelf.responses.put(stored("resp_1", items), ids)
-    assert await shelf.responses.items("me", ids[:1]) == {ids[0]: items[0]}
+    gateway_store.responses.put(stored("resp_1", items), ids)
+    assert await gateway_store.responses.items("me", ids[:1]) == {ids[0]: items[0]}
     with pytest.raises(errors.InvalidRequest, match="name fewer"):
-        await shelf.responses.items("me", ids)
-    assert list(await shelf.responses.items("me", ids, strict=False)) == ids[:1]
+        await gateway_store.responses.items("me", ids)
+    assert list(await gateway_store.responses.items("me", ids, strict=False)) == ids[:1]
 
 
-async def test_conversations_of_an_owner_are_bounded(shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch):
+async def test_conversations_of_an_owner_are_bounded(gateway_store: GatewayStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(conversations, "MAX_CONVERSATIONS", 2)
     monkeypatch.setattr(conversations, "MAX_BYTES_OF_OWNER", 150_000)
-    first = await shelf.conversations.create("me", {}, [said(LARGE)])
+    first = await gateway_store.conversations.create("me", {}, [said(LARGE)])
     with pytest.raises(errors.InvalidRequest, match="150000 bytes"):
-        await shelf.conversations.create("me", {}, [said(LARGE)])
-    await shelf.conversations.create("me", {}, [])  # the one that was refused is not there
+        await gateway_store.conversations.create("me", {}, [said(LARGE)])
+    await gateway_store.conversations.create("me", {}, [])  # the one that was refused is not there
     with pytest.raises(errors.InvalidRequest, match="2 conversations"):
-        await shelf.conversations.create("me", {}, [])
-    await shelf.conversations.delete(first.id)
-    await shelf.conversations.create("me", {}, [said(LARGE)])
-    await shelf.conversations.create("you", {}, [said(LARGE)])
+        await gateway_store.conversations.create("me", {}, [])
+    await gateway_store.conversations.delete(first.id)
+    await gateway_store.conversations.create("me", {}, [said(LARGE)])
+    await gateway_store.conversations.create("you", {}, [said(LARGE)])
 
 
 async def test_a_full_conversation_says_so_before_a_turn_and_loses_none(
-    shelf: GatewayStore, monkeypatch: pytest.MonkeyPatch
+    gateway_store: GatewayStore, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(conversations, "MAX_ITEMS", 3)
-    made = await shelf.conversations.create("me", {}, [said("one")])
-    await shelf.conversations.check_room(made.id, [said("two")])
-    shelf.conversations.add_turn(made.id, [said("two"), said("three"), said("four")], (), new_item_id, None)
-    assert texts(await shelf.conversations.items(made.id)) == ["one", "two", "three", "four"]
+    made = await gateway_store.conversations.create("me", {}, [said("one")])
+    await gateway_store.conversations.check_room(made.id, [said("two")])
+    gateway_store.conversations.add_turn(made.id, [said("two"), said("three"), said("four")], (), new_item_id, None)
+    assert texts(await gateway_store.conversations.items(made.id)) == ["one", "two", "three", "four"]
     with pytest.raises(errors.InvalidRequest, match="full"):
-        await shelf.conversations.check_room(made.id, [said("five")])
+        await gateway_store.conversations.check_room(made.id, [said("five")])
 
 
-async def test_deleted_text_is_in_no_file(shelf: GatewayStore, tmp_path: Path):
+async def test_deleted_text_is_in_no_file(gateway_store: GatewayStore, tmp_path: Path):
     secret = "a-secret-that-is-nowhere-else"
-    shelf.responses.put(stored("resp_1", [said(secret * 1000)]))
-    conversation = await shelf.conversations.create("me", {}, [said(secret)])
-    await shelf.responses.delete("me", "resp_1")
-    await shelf.conversations.delete(conversation.id)
-    shelf._database.scrub_log()
-    await shelf.responses.get("me", "resp_1")  # after that
+    gateway_store.responses.put(stored("resp_1", [said(secret * 1000)]))
+    conversation = await gateway_store.conversations.create("me", {}, [said(secret)])
+    await gateway_store.responses.delete("me", "resp_1")
+    await gateway_store.conversations.delete(conversation.id)
+    gateway_store._database.scrub_log()
+    await gateway_store.responses.get("me", "resp_1")  # after that
     for file in tmp_path.glob("store.sqlite3*"):
         assert secret.encode() not in file.read_bytes(), file.name
 

@@ -16,7 +16,7 @@ from tests.openai.conftest import CODE_INTERPRETER
 from tests.openai.upstream import ScriptedUpstream
 from tests.openai.upstream_parts import Code, Text, WaitFor
 
-from cloche.gateway.code_runner import candidate_link_ends
+from cloche.gateway.turn_container import candidate_link_ends
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -198,18 +198,18 @@ def test_a_name_can_be_forgotten_and_the_chain_holds(tmp_path: Path):
 
 
 async def noted(directory: Path, *work: Any, config: AuditConfig | None = None) -> AuditLog:
-    trail = AuditLog()
-    trail.open(AuditFileWriter(directory, "h1", 1 << 30), config or AuditConfig())
+    audit_log = AuditLog()
+    audit_log.open(AuditFileWriter(directory, "h1", 1 << 30), config or AuditConfig())
     for each in work:
-        each(trail)
-    await trail.aclose()
-    return trail
+        each(audit_log)
+    await audit_log.aclose()
+    return audit_log
 
 
 async def test_a_flood_is_one_line_that_says_how_much_it_was(tmp_path: Path):
-    def flood(trail: AuditLog) -> None:
+    def flood(audit_log: AuditLog) -> None:
         for _ in range(1000):
-            trail.record("files.read", "alice", sandbox="s", bytes=2)
+            audit_log.record("files.read", "alice", sandbox="s", bytes=2)
 
     await noted(tmp_path, flood)
     lines = said(tmp_path, what="files.read")
@@ -218,11 +218,11 @@ async def test_a_flood_is_one_line_that_says_how_much_it_was(tmp_path: Path):
 
 
 async def test_a_flood_in_many_sandboxes_is_few_lines_and_others_are_told_one_by_one(tmp_path: Path):
-    def flood(trail: AuditLog) -> None:
+    def flood(audit_log: AuditLog) -> None:
         for n in range(2000):
-            trail.record("port.reached", "alice", sandbox=f"s{n}", about=str(n))
+            audit_log.record("port.reached", "alice", sandbox=f"s{n}", about=str(n))
             if n % 500 == 0:
-                trail.record("port.reached", "bob", sandbox="b", about="80", id=str(n))
+                audit_log.record("port.reached", "bob", sandbox="b", about="80", id=str(n))
 
     await noted(tmp_path, flood)
     of = {owner: said(tmp_path, owner=owner) for owner in ("alice", "bob")}
@@ -280,60 +280,60 @@ def test_of_very_many_kinds_at_once_only_actions_are_recorded():
 async def test_held_lines_are_in_the_file_before_a_full_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As an erasure does, before the log forgets a name."""
     monkeypatch.setattr(ration_of, "BURST_LINES", 1)
-    trail = AuditLog()
-    trail.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
+    audit_log = AuditLog()
+    audit_log.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
     for n in range(3):
-        trail.record("port.reached", "alice", id=str(n))
-    await trail.wait_flushed()
+        audit_log.record("port.reached", "alice", id=str(n))
+    await audit_log.wait_flushed()
     assert [(line.id, line.count) for line in said(tmp_path, owner="alice")] == [("0", 1), ("", 2)]
-    await trail.aclose()
+    await audit_log.aclose()
 
 
 async def test_a_log_that_is_full_gives_up_its_oldest_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ration_of, "BURST_LINES", 1 << 20)
     most = 1 << 20
-    trail = AuditLog()
-    trail.open(AuditFileWriter(tmp_path, "h1", most), AuditConfig(max_bytes=most))
+    audit_log = AuditLog()
+    audit_log.open(AuditFileWriter(tmp_path, "h1", most), AuditConfig(max_bytes=most))
     for n in range(40):
         for _ in range(trails.FLOOD_ENTRIES):
-            trail.record("x", "alice", sandbox=str(n), about="y" * 5000)
-        await trail.wait_flushed()
+            audit_log.record("x", "alice", sandbox=str(n), about="y" * 5000)
+        await audit_log.wait_flushed()
         assert sum(path.stat().st_size for path in tmp_path.glob("*.jsonl")) <= most
-    await trail.aclose()
+    await audit_log.aclose()
     assert said(tmp_path, what=audit.REMOVED_EVENT)
     assert verify_log(tmp_path, alive).problems == ()
 
 
 async def test_an_execution_is_one_line_if_it_was_short_and_else_its_start_is_told_at_once(tmp_path: Path):
-    trail = AuditLog()
-    trail.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
+    audit_log = AuditLog()
+    audit_log.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
     for what, id in ((trails.STARTED, "a"), (trails.ENDED, "a"), (trails.STARTED, "b")):
-        trail.record(what, "alice", sandbox="s", id=id)
-    await trail.wait_flushed()
-    trail.record(trails.ENDED, "alice", sandbox="s", id="b")
-    await trail.aclose()
+        audit_log.record(what, "alice", sandbox="s", id=id)
+    await audit_log.wait_flushed()
+    audit_log.record(trails.ENDED, "alice", sandbox="s", id="b")
+    await audit_log.aclose()
     told = [(line.what, line.id, bool(line.until)) for line in said(tmp_path, what="execution")]
     assert told == [(trails.ENDED, "a", True), (trails.STARTED, "b", False), (trails.ENDED, "b", False)]
 
 
 async def test_each_line_names_owner_and_key(tmp_path: Path):
     def by(principal: Principal | None) -> Any:
-        def work(trail: AuditLog) -> None:
+        def work(audit_log: AuditLog) -> None:
             if principal is not None:
                 set_current_principal(principal)
-            trail.record("x", "alice")
-            trail.record("y", "alice", itself=True)
+            audit_log.record("x", "alice")
+            audit_log.record("y", "alice", itself=True)
 
         return work
 
-    async def in_a_task(trail: AuditLog, *works: Any) -> None:
+    async def in_a_task(audit_log: AuditLog, *works: Any) -> None:
         for work in works:
-            await asyncio.create_task(_call(work, trail))
+            await asyncio.create_task(_call(work, audit_log))
 
-    trail = AuditLog()
-    trail.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
-    await in_a_task(trail, by(None), by(Principal(owner="bob", key_id="k1")), by(Principal(owner="bob")))
-    await trail.aclose()
+    audit_log = AuditLog()
+    audit_log.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
+    await in_a_task(audit_log, by(None), by(Principal(owner="bob", key_id="k1")), by(Principal(owner="bob")))
+    await audit_log.aclose()
     assert [(line.by, line.key) for line in said(tmp_path, what="x")] == [
         ("", trails.TOKEN),
         ("bob", "k1"),
@@ -343,34 +343,34 @@ async def test_each_line_names_owner_and_key(tmp_path: Path):
 
 
 async def test_of_a_sandboxs_own_token_it_says_which_key_the_sandbox_was_made_with(tmp_path: Path):
-    trail = AuditLog()
-    trail.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
-    noted = trail.of("i1", "alice", "k1")
+    audit_log = AuditLog()
+    audit_log.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
+    noted = audit_log.of("i1", "alice", "k1")
     noted("x")
     noted("x", who=Principal(owner="bob", key_id="k2"))
-    trail.of("i2", "alice")("x")
-    await trail.aclose()
+    audit_log.of("i2", "alice")("x")
+    await audit_log.aclose()
     found = [(line.by, line.key) for line in said(tmp_path, what="x")]
     assert found == [("", "sandbox-token:k1"), ("bob", "k2"), ("", "sandbox-token")]
 
 
-async def _call(work: Any, trail: AuditLog) -> None:
-    work(trail)
+async def _call(work: Any, audit_log: AuditLog) -> None:
+    work(audit_log)
 
 
 async def test_a_full_disk_is_reported_and_missed_lines_are_written_later(tmp_path: Path):
     """A file in the directory's place, as an admin's rights pass every mode."""
     place = tmp_path / "audit"
     place.write_text("")
-    trail = AuditLog()
-    trail.open(AuditFileWriter(place, "h1", 1 << 30), AuditConfig())
+    audit_log = AuditLog()
+    audit_log.open(AuditFileWriter(place, "h1", 1 << 30), AuditConfig())
     for n in range(3):
-        trail.record("sandbox.created", "alice", sandbox=str(n))
-    await trail.wait_flushed()
-    assert trail.failing
+        audit_log.record("sandbox.created", "alice", sandbox=str(n))
+    await audit_log.wait_flushed()
+    assert audit_log.failing
     place.unlink()
-    await trail.aclose()
-    assert trail.failing == ""
+    await audit_log.aclose()
+    assert audit_log.failing == ""
     assert [line.sandbox for line in said(place, what="sandbox.created")] == ["0", "1", "2"]
 
 
@@ -378,30 +378,30 @@ async def test_lost_lines_are_counted(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(trails, "MOST_ENTRIES", 10)
     place = tmp_path / "audit"
     place.write_text("")
-    trail = AuditLog()
-    trail.open(AuditFileWriter(place, "h1", 1 << 30), AuditConfig())
+    audit_log = AuditLog()
+    audit_log.open(AuditFileWriter(place, "h1", 1 << 30), AuditConfig())
     for n in range(50):
-        trail.record("sandbox.created", "alice", sandbox=str(n))
-        await trail.wait_flushed()
+        audit_log.record("sandbox.created", "alice", sandbox=str(n))
+        await audit_log.wait_flushed()
     place.unlink()
-    await trail.aclose()
+    await audit_log.aclose()
     told = sum(line.count for line in said(place) if line.what in ("sandbox.created", trails.LINES_LOST))
-    assert trail.lost > 0
+    assert audit_log.lost > 0
     assert told == 50
 
 
 async def test_where_it_is_off_nothing_is_written(tmp_path: Path):
-    await noted(tmp_path, lambda trail: trail.record("x", "alice"), config=AuditConfig(enabled=False))
+    await noted(tmp_path, lambda audit_log: audit_log.record("x", "alice"), config=AuditConfig(enabled=False))
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_404_of_a_program_inside_is_no_refusal(tmp_path: Path):
-    trail = AuditLog()
-    trail.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
+    audit_log = AuditLog()
+    audit_log.open(AuditFileWriter(tmp_path, "h1", 1 << 30), AuditConfig())
     for inside in (True, False):
         scope = {"method": "GET", "state": {"answered_inside": inside}}
-        RequestAudit(trail).ended("e2b", scope, "-", 404)
-    await trail.aclose()
+        RequestAudit(audit_log).ended("e2b", scope, "-", 404)
+    await audit_log.aclose()
     assert [line.about for line in said(tmp_path, what="request.refused")] == ["e2b"]
 
 

@@ -146,9 +146,9 @@ def fill(client: httpx2.Client) -> str:
     made(f"/api/v1/sandboxes/{box}/run", json={"code": code})
     made(f"/api/v1/sandboxes/{box}/snapshots", json={"name": MARK})
     made(f"/api/v1/sandboxes/{box}/runs", json={"code": f"print('{MARK}')"})
-    asleep = made("/api/v1/sandboxes", json={})["id"]
-    made(f"/api/v1/sandboxes/{asleep}/run", json={"code": code})
-    made(f"/api/v1/sandboxes/{asleep}/pause", json={"memory": False})
+    paused_on_disk = made("/api/v1/sandboxes", json={})["id"]
+    made(f"/api/v1/sandboxes/{paused_on_disk}/run", json={"code": code})
+    made(f"/api/v1/sandboxes/{paused_on_disk}/pause", json={"memory": False})
     made("/api/v1/volumes", json={"name": MARK})
     made("/v1/files", data={"purpose": "user_data"}, files={"file": (f"{MARK}.txt", MARK.encode())})
     made("/v1/conversations", json={"metadata": {"m": MARK}})

@@ -51,7 +51,7 @@ async def test_an_unexpected_error_is_a_failure_and_the_watch_continues():
     class Broken:
         """In place of an engine: it cannot be made to fail like that."""
 
-        tally = EngineCounters()
+        counters = EngineCounters()
         asked = 0
 
         async def create(self, spec):

@@ -39,8 +39,8 @@ def all_routes(place: Path) -> list[Known]:
     config = Config(data_dir=str(place))
     engine = assemble_engine(config)
     try:
-        keys, shelf = StoredKeys(Database(place / "store.sqlite3"), None), GatewayStore(place, 1, 1)
-        gateway, health = Gateway(engine, config, shelf, shelf.steps.put), Health(engine, 1.0)
+        keys, gateway_store = StoredKeys(Database(place / "store.sqlite3"), None), GatewayStore(place, 1, 1)
+        gateway, health = Gateway(engine, config, gateway_store, gateway_store.steps.put), Health(engine, 1.0)
         server = ServerApp(engine, gateway, Gatekeeper(keys, LOCAL_ADMIN), config, b"-" * 32, keys=keys, health=health)
         found = [each for plane, router in _routers(server, "server", set()) for each in _of(plane, router)]
         found = [each._replace(plane="ui") if each.path.startswith("/ui") else each for each in found]

@@ -91,7 +91,7 @@ def _serving_here(place: Path, environ: dict[str, str]) -> Iterator[str]:
         keys = StoredKeys(database.Database(place / "store.sqlite3"), KEY)
         with bind_socket(config.server) as bound:
             async with keys, host_server(config, keys, Gatekeeper(keys, LOCAL_ADMIN), bound=bound) as host:
-                await host.engine.housing.warm(users=("user", "root"))
+                await host.engine.cell_supply.warm(users=("user", "root"))
                 told.extend((server_url(config.server, bound), asyncio.get_running_loop()))
                 ready.set()
                 await stop.wait()

@@ -112,14 +112,14 @@ class AdminCapacity:
 
 
 def measure_capacity(engine: Engine) -> CapacityInfo:
-    admission = engine.housing.admission
+    admission = engine.cell_supply.admission
     memory = admission.memory
     return CapacityInfo(
         sandboxes=admission.sandboxes.occupancy,
         executions=admission.executions.occupancy,
         running=engine.running,
         paused=engine.paused,
-        pool=PoolTotals(ready=engine.waiting, wanted=engine.housing.wanted),
+        pool=PoolTotals(ready=engine.waiting, wanted=engine.cell_supply.wanted),
         memory=MemoryLeft(
             left_bytes=memory.left_bytes,
             reserve_bytes=memory.reserve_bytes,
@@ -278,14 +278,14 @@ class OwnerErasure:
 
         With `forget` a pseudonym replaces the owner's name in the audit log.
         """
-        admission = self._engine.housing.admission
+        admission = self._engine.cell_supply.admission
         admission.shut(owner)
         try:
             return await self._erase_all_data(owner, forget)
         except (OSError, sqlite3.Error) as error:
             raise errors.Unavailable(f"not all of {owner!r} could be removed: {error}; do it again") from None
         finally:
-            admission.shut_out.end(owner)
+            admission.lockout.end(owner)
 
     async def audit_pseudonym(self, owner: str) -> str:
         """The name that replaces this owner in the audit log after an erasure. Raises Unavailable."""
@@ -299,7 +299,7 @@ class OwnerErasure:
         await self._traffic.cut_off(owner)
         await self._end_sessions(owner)
         await self._gateway.errands.cancel(owner)
-        await self._engine.housing.admission.shut_out.end_work(owner)
+        await self._engine.cell_supply.admission.lockout.end_work(owner)
         ended = await end_all_of_owner(self._engine, owner)
         removed: Counter[str] = Counter()
         for _ in range(ERASE_PASSES):
@@ -317,31 +317,31 @@ class OwnerErasure:
         if forget:
             told = await self.audit_pseudonym(owner)
             who = msgspec.structs.replace(who, owner=told) if who is not None and who.owner == owner else who
-        self._engine.trail.record("owner.erased", told, bytes=removed["file_bytes"], who=who)
+        self._engine.audit_log.record("owner.erased", told, bytes=removed["file_bytes"], who=who)
         return ErasureReport(owner=owner, sandboxes_ended=ended, removed=removed, left=left, audit_lines=lines)
 
     async def _remove_stored_data(self, owner: str) -> dict[str, int]:
-        shelf, data_dir = self._gateway.shelf, Path(self._engine.config.data_dir)
-        shelf.steps.flush()
-        shelf.responses.flush()
+        gateway_store, data_dir = self._gateway.gateway_store, Path(self._engine.config.data_dir)
+        gateway_store.steps.flush()
+        gateway_store.responses.flush()
         await self._engine.records.list(owner)  # after all that was put
         others = await self._live_other_instances(owner)
-        removed = await shelf.database.do(lambda db: erasure.erase_owner(db, data_dir, owner, others))
-        shelf.database.scrub_log()
+        removed = await gateway_store.database.do(lambda db: erasure.erase_owner(db, data_dir, owner, others))
+        gateway_store.database.scrub_log()
         return removed
 
     async def _count_left_rows(self, owner: str) -> dict[str, int]:
         others = await self._live_other_instances(owner)
-        return await self._gateway.shelf.database.do(lambda db: erasure.count_left(db, owner, others))
+        return await self._gateway.gateway_store.database.do(lambda db: erasure.count_left(db, owner, others))
 
     async def _live_other_instances(self, owner: str) -> list[str]:
         """The other running host processes with data of this owner."""
         instance = self._engine.instance
-        known = await self._gateway.shelf.database.do(lambda db: erasure.find_instances(db, owner))
+        known = await self._gateway.gateway_store.database.do(lambda db: erasure.find_instances(db, owner))
         return [name for name in known if name != instance.name and instance.is_live(name)]
 
     async def _pseudonymize_audit_log(self, owner: str) -> int:
-        await self._engine.trail.wait_flushed()
+        await self._engine.audit_log.wait_flushed()
         return await asyncio.to_thread(audit.pseudonymize_owner, self._audit_directory, owner)
 
     @property

@@ -382,4 +382,4 @@ async def create_unless_disconnected(request: Request, engine: Engine, making: C
     is too fast for that, and the connection is not watched. The request's body must have been read. Raises
     ClientDisconnect, and everything that `making` raises.
     """
-    return await (run_unless_disconnected(request, making) if engine.housing.admission.crowded else making)
+    return await (run_unless_disconnected(request, making) if engine.cell_supply.admission.crowded else making)

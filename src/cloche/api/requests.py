@@ -58,8 +58,8 @@ _ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 class RequestAudit:
-    def __init__(self, trail: AuditLog):
-        self._trail = trail
+    def __init__(self, audit_log: AuditLog):
+        self._audit_log = audit_log
 
     def ended(self, dialect: str, scope: Scope, route: str, status: int) -> None:
         """Audits a finished request by its route template. Never waits."""
@@ -69,7 +69,7 @@ class RequestAudit:
         method = scope.get("method", "WEBSOCKET")
         if status in REFUSED_STATUSES:
             about = f"{method} {route}" if route != "-" else dialect
-            self._trail.record(
+            self._audit_log.record(
                 "request.refused",
                 _principal_owner(scope),
                 outcome=str(status),
@@ -79,7 +79,7 @@ class RequestAudit:
         elif status < 400 and (what := _audit_action(dialect, method, route, _is_admin(scope))) is not None:
             owner = _owner_in_path(scope) or _principal_owner(scope)
             principal = _audited_principal(scope, current_principal())
-            self._trail.record(what, owner, id=audited_id_of(scope), about=f"{method} {route}", who=principal)
+            self._audit_log.record(what, owner, id=audited_id_of(scope), about=f"{method} {route}", who=principal)
 
 
 def _audit_action(dialect: str, method: str, route: str, admin: bool) -> str | None:
@@ -145,7 +145,7 @@ POLICY_HEADER, LIMIT_HEADER = b"ratelimit-policy", b"ratelimit"
 
 def charge_sandbox_owner(scope: Scope, sandbox: Sandbox) -> None:
     """Attributes a request that carries a sandbox's secret instead of a key to the sandbox's owner."""
-    scope["state"][PAYER_STATE] = sandbox.charge.owner, sandbox.charge.key_id
+    scope["state"][PAYER_STATE] = sandbox.quota_lease.owner, sandbox.quota_lease.key_id
 
 
 class RateLimitHeaders:

@@ -55,7 +55,7 @@ class SystemApi:
     ):
         self.accepting = False  # from the first canary until the server is told to stop
         self._health = health
-        self._trail = engine.trail
+        self._audit_log = engine.audit_log
         self._records = engine.records
         self._gatekeeper = gatekeeper
         self._local = local  # bound to a loopback address
@@ -80,7 +80,7 @@ class SystemApi:
         verdict = self._health.verdict
         if verdict.ok:
             told = {"status": "ok", "last_success_seconds_ago": round(verdict.age_seconds, 3)}
-            failing = {"audit": self._trail.failing, "store": self._records.failing}
+            failing = {"audit": self._audit_log.failing, "store": self._records.failing}
             return json_reply({**told, **{name: "failing" for name, fails in failing.items() if fails}})
         return json_reply({"status": "failing", "why": verdict.why}, 503)
 
@@ -120,27 +120,29 @@ class _MetricsCollector(Collector):
         yield from self._network_metrics()
 
     def _sandbox_metrics(self) -> Iterable[Metric]:
-        tally = self._engine.tally
+        counters = self._engine.counters
         yield GaugeMetricFamily("cloche_sandboxes", "Sandboxes that run now.", self._engine.running)
         yield GaugeMetricFamily("cloche_sandboxes_paused", "Sandboxes that are paused now.", self._engine.paused)
         yield GaugeMetricFamily("cloche_pool_ready", "Cells that wait to become sandboxes.", self._engine.waiting)
-        yield CounterMetricFamily("cloche_sandboxes_created", "Sandboxes that were made.", tally.created)
-        yield _labelled_counter("cloche_sandboxes_ended", "Sandboxes that ended, by how.", "state", tally.ended)
+        yield CounterMetricFamily("cloche_sandboxes_created", "Sandboxes that were made.", counters.created)
+        yield _labelled_counter("cloche_sandboxes_ended", "Sandboxes that ended, by how.", "state", counters.ended)
         yield _labelled_counter(
-            "cloche_sandboxes_not_created", "Sandboxes that could not be made.", "reason", tally.not_created
+            "cloche_sandboxes_not_created", "Sandboxes that could not be made.", "reason", counters.not_created
         )
         creation = HistogramMetricFamily("cloche_sandbox_creation_seconds", "How long making one took.", labels=())
-        yield _add_histogram_samples(creation, (), tally.creation_seconds)
+        yield _add_histogram_samples(creation, (), counters.creation_seconds)
 
     def _execution_metrics(self) -> Iterable[Metric]:
-        tally, verdict = self._engine.tally, self._health.verdict
+        counters, verdict = self._engine.counters, self._health.verdict
         yield GaugeMetricFamily("cloche_healthy", "1 if executions work, else 0.", int(verdict.ok))
-        yield _labelled_counter("cloche_executions", "Executions that ended, by outcome.", "outcome", tally.executions)
+        yield _labelled_counter(
+            "cloche_executions", "Executions that ended, by outcome.", "outcome", counters.executions
+        )
         seconds = HistogramMetricFamily("cloche_execution_seconds", "How long executions took.", labels=())
-        yield _add_histogram_samples(seconds, (), tally.execution_seconds)
+        yield _add_histogram_samples(seconds, (), counters.execution_seconds)
 
     def _capacity_metrics(self) -> Iterable[Metric]:
-        admission, labels = self._engine.housing.admission, ("what",)
+        admission, labels = self._engine.cell_supply.admission, ("what",)
         places = GaugeMetricFamily("cloche_capacity", "How many there can be at once.", labels=labels)
         in_use = GaugeMetricFamily("cloche_capacity_in_use", "How many there are.", labels=labels)
         waiting = GaugeMetricFamily("cloche_capacity_waiting", "Requests that wait for one.", labels=labels)
@@ -158,7 +160,7 @@ class _MetricsCollector(Collector):
                 refused.add_metric((what, reason), count)
             _add_histogram_samples(waits, (what,), gate.waited_seconds)
         yield from (places, in_use, waiting, refused, waits)
-        wanted = self._engine.housing.wanted
+        wanted = self._engine.cell_supply.wanted
         yield GaugeMetricFamily("cloche_pool_wanted", "Cells that would wait if there were room for them.", wanted)
         left = admission.memory.left_bytes
         if left is not None:
@@ -176,25 +178,27 @@ class _MetricsCollector(Collector):
         yield seconds
 
     def _gateway_metrics(self) -> Iterable[Metric]:
-        tally = self._gateway
+        counters = self._gateway
         yield _labelled_counter(
-            "cloche_gateway_requests", "Requests for a model's answer, by outcome.", "status", tally.requests
+            "cloche_gateway_requests", "Requests for a model's answer, by outcome.", "status", counters.requests
         )
         yield _labelled_counter(
-            "cloche_gateway_model_calls", "Calls of models, by outcome.", "status", tally.model_calls
+            "cloche_gateway_model_calls", "Calls of models, by outcome.", "status", counters.model_calls
         )
         yield _labelled_counter(
-            "cloche_gateway_executions", "Code that models ran, by outcome.", "outcome", tally.executions
+            "cloche_gateway_executions", "Code that models ran, by outcome.", "outcome", counters.executions
         )
         yield _labelled_counter(
-            "cloche_gateway_tokens", "Tokens that models read and wrote.", "direction", tally.tokens
+            "cloche_gateway_tokens", "Tokens that models read and wrote.", "direction", counters.tokens
         )
 
     def _audit_metrics(self) -> Iterable[Metric]:
-        trail = self._engine.trail
-        failing = int(bool(trail.failing))
+        audit_log = self._engine.audit_log
+        failing = int(bool(audit_log.failing))
         yield GaugeMetricFamily("cloche_audit_failing", "1 if the audit log cannot be written.", failing)
-        yield CounterMetricFamily("cloche_audit_lost", "What the audit log should have told, and does not.", trail.lost)
+        yield CounterMetricFamily(
+            "cloche_audit_lost", "What the audit log should have told, and does not.", audit_log.lost
+        )
 
     def _store_metrics(self) -> Iterable[Metric]:
         failing = int(self._engine.records.failing)
@@ -214,9 +218,9 @@ class _MetricsCollector(Collector):
         ended = CounterMetricFamily(
             "cloche_network_connections", "Connections of programs that ended.", labels=("verdict", "protocol")
         )
-        for labels, count in sorted(egress.tally.connections.items()):
+        for labels, count in sorted(egress.counters.connections.items()):
             ended.add_metric(labels, count)
-        moved = {"sent": egress.tally.sent_bytes, "received": egress.tally.received_bytes}
+        moved = {"sent": egress.counters.sent_bytes, "received": egress.counters.received_bytes}
         yield from (
             open_now,
             ended,

@@ -148,7 +148,7 @@ class HttpLab:
         self._stack.close()
 
     def raw_cost_seconds(self) -> float:
-        return self._bare.call(lambda: self._bare.engine.housing.raw_cost_seconds())
+        return self._bare.call(lambda: self._bare.engine.cell_supply.raw_cost_seconds())
 
 
 def measure_first_results(lab: HttpLab) -> None:

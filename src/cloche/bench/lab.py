@@ -131,7 +131,7 @@ class Lab:
 
     def raw_cost_seconds(self) -> float:
         """The raw fork time of the zygote that makes the sandboxes without a pool."""
-        return self._empty.call(lambda: self._empty.engine.housing.raw_cost_seconds())
+        return self._empty.call(lambda: self._empty.engine.cell_supply.raw_cost_seconds())
 
     def memory_bytes(self, box: Sandbox) -> int:
         """Memory of a pooled sandbox, by its cgroup; without one, init's figure, which is far too high."""

@@ -171,13 +171,13 @@ class _UvicornLogHandler(logging.Handler):
 
 
 @contextlib.asynccontextmanager
-async def open_audit_log(trail: AuditLog, config: Config, instance: str) -> AsyncIterator[None]:
+async def open_audit_log(audit_log: AuditLog, config: Config, instance: str) -> AsyncIterator[None]:
     """Keeps the audit log open until the very end."""
-    trail.open(AuditFileWriter(Path(config.data_dir, "audit"), instance, config.audit.max_bytes), config.audit)
+    audit_log.open(AuditFileWriter(Path(config.data_dir, "audit"), instance, config.audit.max_bytes), config.audit)
     try:
         yield
     finally:
-        await trail.aclose()
+        await audit_log.aclose()
 
 
 class HostedServer(NamedTuple):
@@ -210,12 +210,12 @@ async def host_server(
         engine = assemble_engine(config, report, preload=private is None)
         health = Health(engine, config.server.canary_seconds)
         kept = GatewayStore(store, config.gateway.stored_days, config.librechat.files_hours)
-        shelf = await stack.enter_async_context(kept)
-        gateway = Gateway(engine, config, shelf, shelf.steps.put)
+        gateway_store = await stack.enter_async_context(kept)
+        gateway = Gateway(engine, config, gateway_store, gateway_store.steps.put)
         stack.push_async_callback(gateway.aclose)
         secret = server_secret(store / "secret")
         app = ServerApp(engine, gateway, gatekeeper, config, secret, keys=keys, health=health)
-        await stack.enter_async_context(open_audit_log(engine.trail, config, engine.instance.name))
+        await stack.enter_async_context(open_audit_log(engine.audit_log, config, engine.instance.name))
         path = engine.control_socket.with_name(private) if private else engine.control_socket
         listeners = [UvicornListener(ControlSocketApp(app), stack.enter_context(open_control_socket(path)))]
         if bound is not None:

@@ -168,12 +168,13 @@ async def _run_server(config: Config, preset: str | None, *, no_auth: bool) -> N
         host = await stack.enter_async_context(host_server(config, keys, gatekeeper, bound=bound))
         url = server_url(config.server, bound)
         if not no_auth:
-            host.engine.housing.admission.share()  # divides the capacity, so that the first key cannot take all of it
+            # Divides the capacity, so that the first key cannot take all of it.
+            host.engine.cell_supply.admission.share()
             await show_first_key(keys, config.server.public_url or local_url(url))
         host.app.ui.login.address = config.server.public_url or local_url(url)
         started = await _wait_until_started(stop, host.engine, host.health)
         if started:
-            if host.engine.housing.weighs_cells:  # else they would share this process's group and priority
+            if host.engine.cell_supply.weighs_cells:  # else they would share this process's group and priority
                 log.debug("server.precedence", taken=stack.enter_context(cpu_priority.raised_priority()))
             await _serve_until_stopped(stop, host.app, host.health, keys, host.engine.quotas, url)
     if not started:
@@ -208,8 +209,8 @@ async def _wait_until_started(stop: asyncio.Event, engine: Engine, health: Healt
     """
 
     async def start() -> None:
-        log.info("server.capacity", **engine.housing.admission.capacity_limits)
-        await engine.housing.warm(users=("user", "root"))
+        log.info("server.capacity", **engine.cell_supply.admission.capacity_limits)
+        await engine.cell_supply.warm(users=("user", "root"))
         await health.check()
 
     starting = asyncio.create_task(start())

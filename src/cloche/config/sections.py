@@ -47,7 +47,7 @@ class CapacityConfig(Section):
 
 
 class DiskConfig(Section):
-    """Settings of garbage collection: see `cloche.engine.collection`."""
+    """Settings of garbage collection: see `engine/operations/gc.py`."""
 
     template_versions: PositiveInt = 5  # of one name that are kept, though nothing uses them
     template_days: PositiveFloat = 30.0  # for which a version that nothing uses is kept in any case

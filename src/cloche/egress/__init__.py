@@ -39,7 +39,7 @@ class EgressProxy:
         directory: Path | None = None,
         resolve: ResolveName | None = None,
     ):
-        self.tally = EgressCounters()
+        self.counters = EgressCounters()
         self._config = config
         self._packages = packages
         self._crowd = ConnectionLimiter(min(config.connections_total, _room_for_connections()))
@@ -53,7 +53,7 @@ class EgressProxy:
 
     def open(self, listener: socket.socket, policy: NetworkPolicy, *, sandbox: str, owner: str) -> SandboxEgress:
         """The egress of one sandbox at that listener, which it takes over."""
-        journal = NetworkJournal(sandbox, owner, self._config.log_entries, self.tally)
+        journal = NetworkJournal(sandbox, owner, self._config.log_entries, self.counters)
         door = SandboxEgress(listener, policy, self._config, journal, self._crowd, self._proxy.attend)
         self._doors.add(door)
         return door

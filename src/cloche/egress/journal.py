@@ -113,7 +113,7 @@ class NetworkJournal:
     The server's log has the first line of each place at once, and so many others. The rest it has as sums.
     """
 
-    def __init__(self, sandbox: str, owner: str, size: int, tally: EgressCounters | None = None):
+    def __init__(self, sandbox: str, owner: str, size: int, counters: EgressCounters | None = None):
         self._whose = {"sandbox": sandbox, "owner": owner}
         self._entries: deque[NetworkEntry] = deque(maxlen=size)
         self._lines = TokenBucket(LINES_AT_ONCE, LINES_PER_SECOND)
@@ -121,7 +121,7 @@ class NetworkJournal:
         self._seen = SeenTargets()
         self._left_out = UnloggedEntries()
         self._summing: asyncio.TimerHandle | None = None
-        self._tally = tally or EgressCounters()
+        self._counters = counters or EgressCounters()
         self.count = 0  # of all that were ever written
 
     @property
@@ -142,7 +142,7 @@ class NetworkJournal:
     def write(self, entry: NetworkEntry) -> None:
         self._entries.append(entry)
         self.count += 1
-        self._tally.count(entry)
+        self._counters.count(entry)
         place = log_target(entry)
         has_turn = self._lines.take()
         if self._seen.is_first(place) or has_turn:

@@ -60,27 +60,29 @@ class Engine:
         self._instance = instance
         self._sandboxes: dict[str, Sandbox] = {}  # those that have a cell here
         self._handles: WeakValueDictionary[str, SandboxHandle] = WeakValueDictionary()
-        self.tally, self.trail = EngineCounters(), AuditLog()
-        self._lifecycle_log = LifecycleLog(self.tally, self.trail)
+        self.counters, self.audit_log = EngineCounters(), AuditLog()
+        self._lifecycle_log = LifecycleLog(self.counters, self.audit_log)
         self.quotas = Quotas(config.quotas, stores.quotas)
         stores.guard(self.quotas.check_stored)
         self._destroying: set[asyncio.Task[None]] = set()
         kept = Path(config.data_dir, "cache", "packages")
         self.networks = Networks(config.network, config.packages, kept, sealed=backend.seals_network)
-        self.housing = CellSupply(config, backend, catalogue, door=self.networks.is_always_open)
+        self.cell_supply = CellSupply(config, backend, catalogue, door=self.networks.is_always_open)
         self._images = SandboxImages(Path(config.data_dir, "images"), instance.name)
-        self.snapshots = SnapshotRegistry(stores.snapshots, self._images, config.kept, config.aliases, self.trail)
-        self.volumes = VolumeRegistry(config.volumes, stores.volumes, self._images, instance, self.housing, self.trail)
+        self.snapshots = SnapshotRegistry(stores.snapshots, self._images, config.kept, config.aliases, self.audit_log)
+        self.volumes = VolumeRegistry(
+            config.volumes, stores.volumes, self._images, instance, self.cell_supply, self.audit_log
+        )
         self.pauses = Pauses(config.kept, self, instance, stores, self._images, self.snapshots)
         self.runs = DetachedRuns(stores.runs, instance, config.runs)
-        self.builds = Builds(self._build_functions(), stores, instance, config.aliases, self.trail)
+        self.builds = Builds(self._build_functions(), stores, instance, config.aliases, self.audit_log)
         self._factory = SandboxFactory(self, self._images)
 
     async def __aenter__(self) -> Engine:
         await self.records.open()
         await self.quotas.open()
         if await self.quotas.has_several_owners():
-            self.housing.admission.share()
+            self.cell_supply.admission.share()
         lost = await self.records.mark_lost(self._instance.is_live, time.time())
         dead = self._instance.clean()
         if lost or dead:
@@ -116,7 +118,7 @@ class Engine:
         self, spec: SandboxSpec, id: str | None, *, image: str, before: SandboxRecord | None = None
     ) -> Sandbox:
         """As `create`, with the files of that image; `before`: the paused sandbox that it is to be again."""
-        template = await self.housing.template(spec.template)
+        template = await self.cell_supply.template(spec.template)
         return await self._factory.create(spec, id or new_id(), template, image=image, before=before)
 
     # -- the way to a sandbox
@@ -140,7 +142,7 @@ class Engine:
         sandbox = self._sandboxes.get(id)
         if sandbox is not None and owner in (None, sandbox.spec.owner):
             return sandbox
-        record = await self.pauses.asleep.find(id, owner) or await self.records.get(id, owner)
+        record = await self.pauses.paused_on_disk.find(id, owner) or await self.records.get(id, owner)
         if record is None:
             raise sandbox_not_found_error(id)
         if id in self._sandboxes:  # it was woken meanwhile
@@ -203,7 +205,7 @@ class Engine:
 
     def known(self, owner: str | None) -> Sequence[SandboxRecord]:
         here = [each.record for each in self._sandboxes.values() if each.spec.owner]
-        return [*(each for each in here if owner in (None, each.owner)), *self.pauses.asleep.list(owner)]
+        return [*(each for each in here if owner in (None, each.owner)), *self.pauses.paused_on_disk.list(owner)]
 
     def list(self, owner: str | None) -> list[SandboxInfo]:
         """The sandboxes of that owner in this process, or with None of all, running and paused, the oldest first."""
@@ -216,7 +218,7 @@ class Engine:
         """
         sandbox = self._sandboxes.get(id)
         record = None if sandbox is None or owner not in (None, sandbox.spec.owner) else sandbox.record
-        record = record or await self.pauses.asleep.find(id, owner) or await self.records.get(id, owner)
+        record = record or await self.pauses.paused_on_disk.find(id, owner) or await self.records.get(id, owner)
         if record is None:
             raise sandbox_not_found_error(id)
         return sandbox_info(record)
@@ -238,16 +240,16 @@ class Engine:
 
         Raises as `create` does.
         """
-        found = await self.housing.template(ref) if owner is None else await self._find_template(ref, owner)
-        return found if isinstance(found, Template) else await self.housing.template(found.template)
+        found = await self.cell_supply.template(ref) if owner is None else await self._find_template(ref, owner)
+        return found if isinstance(found, Template) else await self.cell_supply.template(found.template)
 
     async def templates(self) -> Sequence[Template]:
         """Every built template, by name, the newest of each first."""
-        return await self.housing.templates()
+        return await self.cell_supply.templates()
 
     async def limits_of(self, ref: str, owner: str | None = None) -> Limits:
         """The limits of a sandbox of that template, or snapshot, that asks for none. Raises as `create` does."""
-        found = await self.housing.template(ref) if owner is None else await self._find_template(ref, owner)
+        found = await self.cell_supply.template(ref) if owner is None else await self._find_template(ref, owner)
         return default_limits(self.config, found) if isinstance(found, Template) else found.limits
 
     @property
@@ -268,7 +270,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """How many cells wait in pools."""
-        return self.housing.ready
+        return self.cell_supply.ready
 
     @property
     def running(self) -> int:
@@ -278,7 +280,7 @@ class Engine:
     @property
     def paused(self) -> int:
         """How many sandboxes are paused."""
-        return len(self.pauses.resting()) + len(self.pauses.asleep.list(None))
+        return len(self.pauses.resting()) + len(self.pauses.paused_on_disk.list(None))
 
     async def aclose(self) -> None:
         """Ends all sandboxes (their executions end with "shutdown"), then pools, nurseries and stores."""
@@ -287,12 +289,12 @@ class Engine:
         await self.pauses.finish_waking()
         await asyncio.gather(*(self.pauses.save_for_shutdown(each) for each in list(self._sandboxes.values())))
         ending = [each.end("killed", "shutdown", SHUT_DOWN_REASON) for each in list(self._sandboxes.values())]
-        await asyncio.gather(*ending, self.housing.close_pools())
+        await asyncio.gather(*ending, self.cell_supply.close_pools())
         await self.runs.aclose()
         await self.pauses.aclose()
         await asyncio.gather(*self._destroying)  # those that had ended just before
         await self.volumes.aclose()
-        await self.housing.close_nurseries()
+        await self.cell_supply.close_nurseries()
         await self.networks.aclose()
         clean = await self._backend.aclose()
         self.quotas.save()
@@ -320,7 +322,7 @@ class Engine:
         if is_snapshot_id(ref) and (snapshot := await self.snapshots.find(ref, owner)) is not None:
             return snapshot
         try:
-            return await self.housing.template(ref)
+            return await self.cell_supply.template(ref)
         except errors.TemplateNotFound as error:
             if (named := await self.snapshots.find(ref, owner)) is None:
                 raise await self.builds.explain_not_found(ref, owner) or error from None
@@ -333,7 +335,7 @@ class Engine:
         self._sandboxes[sandbox.id] = sandbox
         sandbox.handle = self._handle_of(sandbox.id, sandbox.spec.owner)
         sandbox.handle.here = sandbox
-        self.pauses.asleep.forget(sandbox.id)
+        self.pauses.paused_on_disk.forget(sandbox.id)
         self._store_record(sandbox.record)
         self._lifecycle_log.on_sandbox_added(sandbox.record)
 

@@ -163,11 +163,11 @@ REFRESH_DELAY_SECONDS = 0.1  # after a run
 
 
 class ContainerFiles:
-    def __init__(self, shelf: GatewayStore):
-        self._files = shelf.files
-        self._rows = shelf.container_files
-        self._blobs = shelf.blobs
-        self._room = ContainerStorageLimit(shelf.container_files)
+    def __init__(self, gateway_store: GatewayStore):
+        self._files = gateway_store.files
+        self._rows = gateway_store.container_files
+        self._blobs = gateway_store.blobs
+        self._room = ContainerStorageLimit(gateway_store.container_files)
         self._copying: set[asyncio.Task[None]] = set()
         self._looking: set[str] = set()  # sandboxes in which that is about to begin
         self._reserved: dict[str, set[str]] = {}  # names of files that are being written, by sandbox

@@ -149,16 +149,16 @@ class CallIdRewriter:
         self._ids = CallIds(each for item in transcript for each in _taken_call_ids(item))
         self._given: dict[int, str] = {}  # by the place of the call in its leg
 
-    def of(self, happening: TurnEvent) -> TurnEvent:
+    def of(self, turn_event: TurnEvent) -> TurnEvent:
         """Returns the same event with the unique id."""
-        match happening:
+        match turn_event:
             case ItemOpened(index=index, item={"call_id": str(id)}):
                 self._given[index] = self._ids.make_unique(id)
-                return ItemOpened(index=index, item={**happening.item, "call_id": self._given[index]})
+                return ItemOpened(index=index, item={**turn_event.item, "call_id": self._given[index]})
             case ItemClosed(index=index) if index in self._given:
-                return ItemClosed(index=index, item={**happening.item, "call_id": self._given[index]})
+                return ItemClosed(index=index, item={**turn_event.item, "call_id": self._given[index]})
             case _:
-                return happening
+                return turn_event
 
 
 def _taken_call_ids(item: Item) -> list[str]:

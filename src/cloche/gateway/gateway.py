@@ -15,12 +15,12 @@ from cloche.config.sections import UpstreamConfig as Settings
 from cloche.engine.engine import Engine
 from cloche.engine.principal import current_principal
 from cloche.gateway.attachments import inline_stored_files
-from cloche.gateway.code_runner import TurnContainer
 from cloche.gateway.container_files import ContainerFiles
 from cloche.gateway.containers import Containers
 from cloche.gateway.request import TurnRequest
 from cloche.gateway.trace import RequestTrace
 from cloche.gateway.turn import Turn
+from cloche.gateway.turn_container import TurnContainer
 from cloche.gateway.upstream import ECHO_MODEL, ModelRoute, ModelUpstream, Upstreams
 from cloche.gateway.upstream.chat import ChatUpstream
 from cloche.gateway.upstream.echo import EchoUpstream
@@ -116,14 +116,16 @@ class GatewayCounters:
 class Gateway:
     """Creates turns and traces. `shelf` is its store; `write` receives the step records."""
 
-    def __init__(self, engine: Engine, config: Config, shelf: GatewayStore, write: Callable[[StepRecord], None]):
+    def __init__(
+        self, engine: Engine, config: Config, gateway_store: GatewayStore, write: Callable[[StepRecord], None]
+    ):
         self.config = config
-        self.shelf = shelf
-        shelf.guard(engine.quotas.check_stored)
+        self.gateway_store = gateway_store
+        gateway_store.guard(engine.quotas.check_stored)
         self.upstreams = Upstreams(build_routes(config))
         self.containers = Containers(engine, config)
-        self.container_files = ContainerFiles(shelf)
-        self.tally = GatewayCounters()
+        self.container_files = ContainerFiles(gateway_store)
+        self.counters = GatewayCounters()
         self.errands = BackgroundTasks()
         self.crowd = TurnLimiter(config.gateway.turns_per_owner)
         self.instance = engine.instance
@@ -142,21 +144,21 @@ class Gateway:
             place,
             self.config.gateway,
             trace,
-            partial(inline_stored_files, self.shelf.files, trace.owner),
+            partial(inline_stored_files, self.gateway_store.files, trace.owner),
         )
 
     def _new_turn_container(self, asked: TurnRequest, trace: RequestTrace) -> TurnContainer:
         return TurnContainer(
-            self.containers, self.container_files, self.shelf.files, self.config, trace.owner, asked, trace
+            self.containers, self.container_files, self.gateway_store.files, self.config, trace.owner, asked, trace
         )
 
     def _record_step(self, step: StepRecord) -> None:
-        self.tally.count(step)
+        self.counters.count(step)
         self._write(step)
 
     async def start(self) -> None:
         """Call after the engine has started: responses that a dead process worked on are marked failed."""
-        await self.shelf.responses.mark_lost(self.instance.is_live)
+        await self.gateway_store.responses.mark_lost(self.instance.is_live)
 
     async def stop(self) -> None:
         """Call before the engine stops: background turns end, and report so. No model is waited for."""

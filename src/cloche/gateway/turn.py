@@ -22,7 +22,6 @@ from cloche import errors
 from cloche.config import GatewayConfig as Settings
 from cloche.events import AnyEvent, Ended, Raised
 from cloche.gateway import tools as tooling
-from cloche.gateway.code_runner import Citations, TurnContainer
 from cloche.gateway.events import (
     AnswerFinished,
     CallIdRewriter,
@@ -40,6 +39,7 @@ from cloche.gateway.items import CodeArgumentParser, Item, new_item_id
 from cloche.gateway.outputs import ExecutionOutputs, PictureLimit, event_text
 from cloche.gateway.request import TurnRequest
 from cloche.gateway.trace import RequestTrace
+from cloche.gateway.turn_container import Citations, TurnContainer
 from cloche.gateway.upstream import ModelCall, ModelUpstream
 
 # Orders the events of a model call item by item.
@@ -74,30 +74,30 @@ class ItemSequencer:
         return self.finished
 
     async def _next_event(self) -> TurnEvent:
-        happening = await anext(self._leg, None)
-        if happening is None:
+        turn_event = await anext(self._leg, None)
+        if turn_event is None:
             raise errors.UpstreamFailed("the model's answer broke off")
-        return happening
+        return turn_event
 
-    def _take_event(self, happening: TurnEvent) -> None:
-        coming = deque((happening,))
+    def _take_event(self, turn_event: TurnEvent) -> None:
+        coming = deque((turn_event,))
         while coming:
             coming.extendleft(reversed(self._place_event(coming.popleft())))
 
-    def _place_event(self, happening: TurnEvent) -> list[TurnEvent]:
+    def _place_event(self, turn_event: TurnEvent) -> list[TurnEvent]:
         """Places one event. Returns the events that waited for it, if it was the last of its item."""
-        if isinstance(happening, AnswerFinished):
-            self.finished = happening
+        if isinstance(turn_event, AnswerFinished):
+            self.finished = turn_event
             for queued in self._waiting.values():
                 self._ready.extend(queued)
-            self._ready.append(happening)
-        elif self._current in (None, happening.index):
-            self._current = None if isinstance(happening, ItemClosed) else happening.index
-            self._ready.append(happening)
+            self._ready.append(turn_event)
+        elif self._current in (None, turn_event.index):
+            self._current = None if isinstance(turn_event, ItemClosed) else turn_event.index
+            self._ready.append(turn_event)
             if self._current is None and self._waiting:
                 return self._waiting.pop(next(iter(self._waiting)))
         else:
-            self._waiting.setdefault(happening.index, []).append(happening)
+            self._waiting.setdefault(turn_event.index, []).append(turn_event)
         return []
 
 
@@ -120,20 +120,20 @@ class ParallelCallSplitter:
         self._count = 0
         self._held: set[int] = set()
 
-    def of(self, happening: TurnEvent) -> Iterator[TurnEvent]:
-        match happening:
+    def of(self, turn_event: TurnEvent) -> Iterator[TurnEvent]:
+        match turn_event:
             case AnswerFinished():
-                yield happening
-            case ItemOpened() if self._is_wrapper(happening.item):
-                self._held.add(happening.index)
-            case ItemClosed() if happening.index in self._held:
-                self._held.discard(happening.index)
-                yield from self._split_calls(happening.item)
+                yield turn_event
+            case ItemOpened() if self._is_wrapper(turn_event.item):
+                self._held.add(turn_event.index)
+            case ItemClosed() if turn_event.index in self._held:
+                self._held.discard(turn_event.index)
+                yield from self._split_calls(turn_event.item)
             case ItemOpened():
-                self._numbers[happening.index] = self._next_index()
-                yield self._renumber_event(happening)
-            case _ if happening.index not in self._held:
-                yield self._renumber_event(happening)
+                self._numbers[turn_event.index] = self._next_index()
+                yield self._renumber_event(turn_event)
+            case _ if turn_event.index not in self._held:
+                yield self._renumber_event(turn_event)
 
     def _is_wrapper(self, item: Item) -> bool:
         name = item.get("name")
@@ -155,9 +155,9 @@ class ParallelCallSplitter:
         yield ItemDelta(index=index, kind="arguments", text=item["arguments"])
         yield ItemClosed(index=index, item=item)
 
-    def _renumber_event(self, happening: Any) -> TurnEvent:
-        number = self._numbers[happening.index]
-        same: TurnEvent = happening if number == happening.index else replace(happening, index=number)
+    def _renumber_event(self, turn_event: Any) -> TurnEvent:
+        number = self._numbers[turn_event.index]
+        same: TurnEvent = turn_event if number == turn_event.index else replace(turn_event, index=number)
         return same
 
     def _next_index(self) -> int:
@@ -229,9 +229,9 @@ class Turn:
         """Yields the events. Raises UpstreamFailed, and the engine's errors where no sandbox is available."""
         while True:
             leg = _ModelCallStream(self)
-            async with contextlib.aclosing(leg.stream_events()) as happenings:
-                async for happening in happenings:
-                    yield happening
+            async with contextlib.aclosing(leg.stream_events()) as turn_events:
+                async for turn_event in turn_events:
+                    yield turn_event
             assert leg.finished is not None
             self._stubborn_legs += not leg.ran_code
             if not leg.goes_on or self._stubborn_legs > MAX_STUBBORN_CALLS:
@@ -279,14 +279,14 @@ class Turn:
         call_ids, unwrapped = CallIdRewriter(call.items), ParallelCallSplitter(call.tools)
         with self._trace.step("model_call", model=call.model, leg=self._legs) as step:
             self._trace.capture_prompt(step, self._asked.items if self._legs == 1 else [])
-            async with contextlib.aclosing(self._upstream.call_model(call)) as happenings:
-                async for happening in happenings:
+            async with contextlib.aclosing(self._upstream.call_model(call)) as turn_events:
+                async for turn_event in turn_events:
                     step.first()
-                    if isinstance(happening, AnswerFinished):
-                        finished = happening
+                    if isinstance(turn_event, AnswerFinished):
+                        finished = turn_event
                         break
                     said_at = time.monotonic()
-                    for each in unwrapped.of(happening):
+                    for each in unwrapped.of(turn_event):
                         yield call_ids.of(each)
                     step.exclude_seconds(time.monotonic() - said_at)
             if finished is None:
@@ -389,36 +389,36 @@ class _ModelCallStream:
                 yield each
 
     async def _stream_for_client(self) -> AsyncGenerator[TurnEvent, None]:
-        async for happening in self._source:
+        async for turn_event in self._source:
             if self._held is not None:
-                final = isinstance(happening, AnswerFinished) and not self._results
+                final = isinstance(turn_event, AnswerFinished) and not self._results
                 async with contextlib.aclosing(self._close_message(final=final)) as closing:
                     async for each in closing:
                         yield each
-            if isinstance(happening, AnswerFinished):
-                self.finished = happening
+            if isinstance(turn_event, AnswerFinished):
+                self.finished = turn_event
                 continue
-            async with contextlib.aclosing(self._convert_event(happening)) as seen:
+            async with contextlib.aclosing(self._convert_event(turn_event)) as seen:
                 async for each in seen:
                     yield each
         self._turn.transcript += self._results
 
-    async def _convert_event(self, happening: TurnEvent) -> AsyncGenerator[TurnEvent, None]:
-        match happening:
+    async def _convert_event(self, turn_event: TurnEvent) -> AsyncGenerator[TurnEvent, None]:
+        match turn_event:
             case ItemOpened():
-                opened = await self._open_item(happening.item)
+                opened = await self._open_item(turn_event.item)
                 if opened is not None:
                     yield opened
             case ItemClosed():
-                async with contextlib.aclosing(self._close_item(happening.item)) as seen:
+                async with contextlib.aclosing(self._close_item(turn_event.item)) as seen:
                     async for each in seen:
                         yield each
             case ItemDelta() if self._reading is not None:
-                code = self._reading.feed(happening.text)
+                code = self._reading.feed(turn_event.text)
                 if code:
                     yield ItemDelta(index=self._index, kind="code", text=code)
             case ItemDelta() | CitationAdded() | PassedThrough() if not self._ignoring:
-                yield _with_index(happening, self._index)
+                yield _with_index(turn_event, self._index)
 
     # -- opening
 
@@ -517,6 +517,6 @@ def _is_answered_by_id(item: Item) -> bool:
     return item.get("type") == "mcp_approval_request" and isinstance(item.get("id"), str)
 
 
-def _with_index(happening: ItemDelta | CitationAdded | PassedThrough, index: int) -> TurnEvent:
-    fields = {name: getattr(happening, name) for name in happening.__struct_fields__}
-    return type(happening)(**{**fields, "index": index})
+def _with_index(turn_event: ItemDelta | CitationAdded | PassedThrough, index: int) -> TurnEvent:
+    fields = {name: getattr(turn_event, name) for name in turn_event.__struct_fields__}
+    return type(turn_event)(**{**fields, "index": index})

@@ -87,7 +87,7 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                    "argv":[..]|null,"show":[..]}                  body=code; argv is its sys.argv; show: see
                                                                   `cloche.model.Showing`; and, where there are
                    "next":n                                       its count, if the kernel has said that; and
-                   "tools":{..}                                   tools for it: see `cloche.guest.tools`, and for
+                   "tools":{..}                                   tools for it: see `guest.kernel.tools`, for
                                                                   bash {"define":script,"names":[..]}
                   {"do":"inspect","ask":s}                        between two executions: its names are told
                   {"do":"input","text":..} | {"do":"input","error":..}

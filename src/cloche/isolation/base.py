@@ -67,7 +67,7 @@ class SandboxCell(Protocol):
     async def freeze(self) -> bool:
         """Stops every process of the cell but init, and returns when they stand still.
 
-        False, and nothing done, if this host cannot: then init can be asked to (see `guest.stillness`). Raises
+        False, and nothing done, if this host cannot: then init can be asked to (see `guest.init.freeze`). Raises
         Unavailable if it failed, or the cell has ended: then all run as before.
         """
 

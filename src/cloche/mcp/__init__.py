@@ -1,6 +1,6 @@
 """The Model Context Protocol: a code interpreter for agents, over stdio and over HTTP.
 
-The tools are written once, over the library's backend interface (`cloche.sdk.seam`): a sandbox of the engine
+The tools are written once, over the library's backend interface (`cloche.sdk.backend`): a sandbox of the engine
 in this process, or one on a server. The package `mcp` is an extra, which is imported when the first client
 comes.
 """

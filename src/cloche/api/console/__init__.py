@@ -57,7 +57,7 @@ class Console:
         self.context = context
         self.auth = ConsoleAuth(context)
         self.login = ConsoleLogin(context, self.auth)
-        self._looks = AdminReadAudit(context.engine.trail.record)
+        self._looks = AdminReadAudit(context.engine.audit_log.record)
         self._behind = dict(behind)
         routes = [
             dialect_route(self, "GET", "/ui/login", self.login.show),

@@ -63,7 +63,7 @@ class AuditPages:
             sandbox=asked.sandbox or None,
             since=None if seconds is None else time.time() - seconds,
         )
-        await self._context.engine.trail.wait_flushed()
+        await self._context.engine.audit_log.wait_flushed()
         newest = await self._read_lines(wanted, asked.page * ROWS + 1)
         shown = newest[(asked.page - 1) * ROWS : asked.page * ROWS]
         return self._context.render(
@@ -82,7 +82,7 @@ class AuditPages:
 
     async def verdict(self, request: Request, visitor: ConsoleVisitor) -> Response:
         """Verifies the log, on request only: it reads all of it."""
-        await self._context.engine.trail.wait_flushed()
+        await self._context.engine.audit_log.wait_flushed()
         try:
             found = await asyncio.to_thread(verify_log, self._directory, self._context.engine.instance.is_live)
         except OSError as error:

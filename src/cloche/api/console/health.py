@@ -173,12 +173,12 @@ class HealthPage:
         return {"verdict": verdict, "meaning": explain_verdict(verdict)}
 
     def _admin_values(self) -> dict[str, Any]:
-        engine, admission = self._engine, self._engine.housing.admission
+        engine, admission = self._engine, self._engine.cell_supply.admission
         return {
             "failing": failing_parts(self._context),
             "capacity": measure_capacity(engine),
             "refused": {gate.what: sum(gate.refused.values()) for gate in (admission.sandboxes, admission.executions)},
-            "nurseries": engine.housing.nurseries,
+            "nurseries": engine.cell_supply.nurseries,
             "living": Counter(each.record.template for each in engine.live_sandboxes() if each.spec.owner),
             "disk": data_disk(self._context.config.data_dir),
             "server_bytes": server_memory(),
@@ -197,7 +197,10 @@ def explain_verdict(verdict: HealthVerdict) -> str:
 
 def failing_parts(context: ConsoleContext) -> list[str]:
     """Other parts that fail although sandboxes work."""
-    parts = (("The audit log", context.engine.trail.failing), ("The store of records", context.engine.records.failing))
+    parts = (
+        ("The audit log", context.engine.audit_log.failing),
+        ("The store of records", context.engine.records.failing),
+    )
     return [f"{name} cannot be written: look at the disk." for name, fails in parts if fails]
 
 

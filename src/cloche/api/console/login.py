@@ -147,7 +147,7 @@ class ConsoleLogin:
         return self._context.render(request, None, "login.html", status_code=status, **values)
 
     def _audit_login(self, what: str, principal: Principal) -> None:
-        self._context.engine.trail.record(what, principal.owner, id=principal.key_id, who=principal)
+        self._context.engine.audit_log.record(what, principal.owner, id=principal.key_id, who=principal)
 
 
 def safe_page(wanted: str) -> str:

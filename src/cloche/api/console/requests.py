@@ -363,7 +363,7 @@ def pages(context: ConsoleContext) -> list[ConsolePage]:
 class RequestPages:
     def __init__(self, context: ConsoleContext):
         self._context = context
-        self._steps = context.gateway.shelf.steps
+        self._steps = context.gateway.gateway_store.steps
 
     async def show_overview(self, request: Request, visitor: ConsoleVisitor) -> Response:
         asked = decode_request_query(request.query_params, visitor)

@@ -195,7 +195,7 @@ class SandboxPages:
     async def audit(self, request: Request, visitor: ConsoleVisitor) -> Response:
         """The audit lines of a sandbox. Loaded on request only, as a long log takes a while."""
         record, _ = await find_record(self._engine, request.path_params["id"], visitor.visible_owner)
-        await self._engine.trail.wait_flushed()
+        await self._engine.audit_log.wait_flushed()
         wanted = AuditQuery(sandbox=record.id, since=record.created_at)
         directory = Path(self._context.config.data_dir, "audit")
         try:

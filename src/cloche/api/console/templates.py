@@ -341,7 +341,7 @@ class TemplatePages:
         return JSONResponse({"id": started.id})
 
     def _audit_action(self, what: str, visitor: ConsoleVisitor, id: str) -> None:
-        self._engine.trail.record(what, visitor.owner, id=id, about="in the console")
+        self._engine.audit_log.record(what, visitor.owner, id=id, about="in the console")
 
 
 def _read_versions(catalogue: Catalogue, in_use: Mapping[str, int]) -> Sequence[TemplateVersionRow]:

@@ -89,7 +89,7 @@ class BackgroundRun:
         self._news = asyncio.Event()
 
     def _flush_events(self) -> None:
-        self._gateway.shelf.responses.add_events(self.answer.events.id, self._told[self._kept :])
+        self._gateway.gateway_store.responses.add_events(self.answer.events.id, self._told[self._kept :])
         self._kept, self._kept_at = len(self._told), time.monotonic()
 
 
@@ -112,7 +112,9 @@ class BackgroundRuns:
             answer.until_end.close()
             raise
         run.when_ended(lambda: self._runs.pop(id, None))
-        await self._gateway.shelf.responses.written()  # a client with the id finds it also if this process dies now
+        await (
+            self._gateway.gateway_store.responses.written()
+        )  # a client with the id finds it also if this process dies now
         return run, queued
 
     def find(self, owner: str, id: str) -> BackgroundRun | None:
@@ -121,7 +123,7 @@ class BackgroundRuns:
 
     async def stored(self, owner: str, id: str) -> StoredResponse | None:
         """The stored response. One that no process works on any more has failed."""
-        stored = self._gateway.shelf.responses
+        stored = self._gateway.gateway_store.responses
         found = await stored.get(owner, id)
         if found is None or not self._is_abandoned(id, found.instance):
             return found
@@ -130,7 +132,7 @@ class BackgroundRuns:
 
     async def stored_events(self, owner: str, id: str, after: int) -> AsyncGenerator[list[Event], None]:
         """The stored events with greater numbers, until the response has ended."""
-        stored = self._gateway.shelf.responses
+        stored = self._gateway.gateway_store.responses
         while True:
             instance = await stored.instance(owner, id)
             if self._is_abandoned(id, instance):

@@ -74,10 +74,10 @@ class CompletionTurn:
     async def _stream_chunks(self) -> AsyncGenerator[list[Chunk], None]:
         """The first batch marks the model's first output, which may have no chunk: the start of code, say."""
         has_spoken = False
-        async with aclosing(self.turn.stream_events()) as happenings:
-            async for happening in happenings:
-                batch = self.completion.feed(happening)
-                if isinstance(happening, AnswerFinished) and self.completion.calls:
+        async with aclosing(self.turn.stream_events()) as turn_events:
+            async for turn_event in turn_events:
+                batch = self.completion.feed(turn_event)
+                if isinstance(turn_event, AnswerFinished) and self.completion.calls:
                     self._remember_turn()  # before the chunk is sent: its reader may continue at once
                 if batch or not has_spoken:
                     has_spoken = True
@@ -97,7 +97,7 @@ class CompletionTurn:
             calls=completion.calls,
             container=completion.container or self._asked.known_container,
         )
-        self._gateway.shelf.chat_calls.put(self._trace.owner, completion.turn_key, turn)
+        self._gateway.gateway_store.chat_calls.put(self._trace.owner, completion.turn_key, turn)
 
 
 async def complete_chat(answer: CompletionTurn) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class ChatRoutes:
         """The turn's request, with the remembered parts of the conversation."""
         messages = request_messages(wanted)
         calls = [call for message in messages for call in message.calls]
-        turns = await self._gateway.shelf.chat_calls.find(owner, calls)
+        turns = await self._gateway.gateway_store.chat_calls.find(owner, calls)
         return chat_turn_request(wanted, messages, turns, self._gateway.config.gateway.model_output_bytes)
 
 

@@ -60,18 +60,18 @@ class ChatCompletion:
     def begin(self) -> list[Chunk]:
         return [self._new_chunk({"role": "assistant", "content": "", "refusal": None})]
 
-    def feed(self, happening: TurnEvent) -> list[Chunk]:
-        match happening:
+    def feed(self, turn_event: TurnEvent) -> list[Chunk]:
+        match turn_event:
             case ItemOpened():
-                return list(self._open_item(happening))
+                return list(self._open_item(turn_event))
             case ItemDelta():
-                return list(self._open[happening.index].delta(happening))
+                return list(self._open[turn_event.index].delta(turn_event))
             case CitationAdded():
-                self._open[happening.index].add_citation(happening)
+                self._open[turn_event.index].add_citation(turn_event)
             case ItemClosed():
-                return list(self._close_item(happening))
+                return list(self._close_item(turn_event))
             case AnswerFinished():
-                self._finished = happening
+                self._finished = turn_event
                 return list(self._end_chunks())
         return []
 
@@ -92,8 +92,8 @@ class ChatCompletion:
 
     # -- what happens
 
-    def _open_item(self, happening: ItemOpened) -> Iterator[Chunk]:
-        item = happening.item
+    def _open_item(self, turn_event: ItemOpened) -> Iterator[Chunk]:
+        item = turn_event.item
         if item["type"] == "code_interpreter_call":
             self.container = item["container_id"]
             yield from self._release_held("reasoning_content")
@@ -101,7 +101,7 @@ class ChatCompletion:
             yield from self._release_held("content")
             yield self._open_call(item)
         number = len(self._tool_calls) - 1
-        self._open[happening.index] = _OpenChatItem(self, item, call=number if item["type"] in _CALL_FIELDS else None)
+        self._open[turn_event.index] = _OpenChatItem(self, item, call=number if item["type"] in _CALL_FIELDS else None)
 
     def _open_call(self, item: Item) -> Chunk:
         number = len(self._tool_calls)
@@ -110,8 +110,8 @@ class ChatCompletion:
         self._tool_calls.append(call)
         return self._new_chunk({"tool_calls": [{"index": number, **call.whole()}]})
 
-    def _close_item(self, happening: ItemClosed) -> Iterator[Chunk]:
-        item, opened = happening.item, self._open.pop(happening.index)
+    def _close_item(self, turn_event: ItemClosed) -> Iterator[Chunk]:
+        item, opened = turn_event.item, self._open.pop(turn_event.index)
         yield from opened.rest(item)
         if item["type"] == "code_interpreter_call":
             known = ("id", "status", "code", "container_id", "outputs")
@@ -272,8 +272,8 @@ class _OpenChatItem:
             self._texts.setdefault(("call", 0), []).append(delta.text)
             yield from self._completion.say_call(self._call, delta.text)
 
-    def add_citation(self, happening: CitationAdded) -> None:
-        self._completion.cite(happening.annotation, self._part_offset(happening.part))
+    def add_citation(self, turn_event: CitationAdded) -> None:
+        self._completion.cite(turn_event.annotation, self._part_offset(turn_event.part))
 
     def rest(self, item: Item) -> Iterator[Chunk]:
         """Sends the text that no delta had: some upstreams send items whole."""

@@ -60,7 +60,7 @@ class ContainerRoutes:
             await read_whole_body(request), self._api.config.gateway.max_container_minutes
         )
         attachments = Attachments()
-        await attachments.take(self._api.gateway.shelf.files, owner, file_ids)
+        await attachments.take(self._api.gateway.gateway_store.files, owner, file_ids)
         container = await create_unless_disconnected(request, self._api.engine, self._containers.create(owner, wishes))
         try:
             for attachment in attachments.found.values():
@@ -255,7 +255,7 @@ class ContainerFileRoutes:
 
     async def _copy_file(self, container: Container, file_id: str) -> StoredContainerFile:
         attachments = Attachments()
-        await attachments.take(self._api.gateway.shelf.files, container.owner, (file_id,))
+        await attachments.take(self._api.gateway.gateway_store.files, container.owner, (file_id,))
         (attachment,) = attachments.found.values()
         async with self._files.reserve_path(container, attachment.name) as path:
             return await self._files.place(container, path, attachment)

@@ -56,7 +56,7 @@ class ConversationLocks:
 class ConversationRoutes:
     def __init__(self, api: OpenAiContext):
         self._api = api
-        self._stored = api.gateway.shelf.conversations
+        self._stored = api.gateway.gateway_store.conversations
         one, items = "/v1/conversations/{id}", "/v1/conversations/{id}/items"
         self.routes = [
             api.route("POST", "/v1/conversations", self.create),

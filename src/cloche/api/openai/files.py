@@ -113,7 +113,7 @@ MAX_LISTED = 10_000
 class OpenAiFileRoutes:
     def __init__(self, api: OpenAiContext):
         self._api = api
-        self._files = api.gateway.shelf.files
+        self._files = api.gateway.gateway_store.files
         self.routes = [
             api.route("POST", "/v1/files", self.create),
             api.route("GET", "/v1/files", self.list),
@@ -176,7 +176,7 @@ class _OpenAiUpload:
     """The file of a form, written into the store."""
 
     def __init__(self, api: OpenAiContext):
-        self._files = api.gateway.shelf.files
+        self._files = api.gateway.gateway_store.files
         self.id = new_file_id()
         self.name: str | None = None
         self.size_bytes = 0

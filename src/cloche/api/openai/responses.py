@@ -39,7 +39,7 @@ class ResponseRoutes:
         self._api = api
         self._busy = busy
         self._gateway = api.gateway
-        self._stored = api.gateway.shelf.responses
+        self._stored = api.gateway.gateway_store.responses
         self._runs = BackgroundRuns(api.gateway)
         one = "/v1/responses/{id}"
         self.routes = [

@@ -90,8 +90,8 @@ class ResponseEvents:
             events.append(self._number_event({"type": kind, "response": self.response}))
         return events
 
-    def feed(self, happening: TurnEvent) -> list[Event]:
-        return [self._number_event(event) for event in self._events_of(happening)]
+    def feed(self, turn_event: TurnEvent) -> list[Event]:
+        return [self._number_event(event) for event in self._events_of(turn_event)]
 
     def fail_with(self, error: errors.ClocheError, tokens: TokenUsage) -> list[Event]:
         """Ends the response with an error. Open items are closed first, so that no reader is left with half of one."""
@@ -115,28 +115,28 @@ class ResponseEvents:
 
     # -- inside
 
-    def _events_of(self, happening: TurnEvent) -> Iterator[Event]:
-        match happening:
+    def _events_of(self, turn_event: TurnEvent) -> Iterator[Event]:
+        match turn_event:
             case ItemOpened():
-                yield from self._open_item(happening)
+                yield from self._open_item(turn_event)
             case AnswerFinished():
                 self.response = self._build_response(
-                    happening.status,
-                    tokens=happening.tokens,
-                    reason=happening.reason,
-                    service_tier=happening.service_tier,
+                    turn_event.status,
+                    tokens=turn_event.tokens,
+                    reason=turn_event.reason,
+                    service_tier=turn_event.service_tier,
                 )
-                yield {"type": f"response.{happening.status}", "response": self.response}
+                yield {"type": f"response.{turn_event.status}", "response": self.response}
             case ItemClosed():
-                item = self._visible_item(happening.item)
-                yield from self._open.pop(happening.index).close(item)
-                yield {"type": "response.output_item.done", "output_index": happening.index, "item": item}
-                self._output.append(happening.item)
+                item = self._visible_item(turn_event.item)
+                yield from self._open.pop(turn_event.index).close(item)
+                yield {"type": "response.output_item.done", "output_index": turn_event.index, "item": item}
+                self._output.append(turn_event.item)
             case _:
-                yield from self._open[happening.index].events_of(happening)
+                yield from self._open[turn_event.index].events_of(turn_event)
 
-    def _open_item(self, happening: ItemOpened) -> Iterator[Event]:
-        index, item = happening.index, happening.item
+    def _open_item(self, turn_event: ItemOpened) -> Iterator[Event]:
+        index, item = turn_event.index, turn_event.item
         self._open[index] = _OpenResponseItem(index, item, stream_outputs=self._wanted.stream_outputs)
         yield {"type": "response.output_item.added", "output_index": index, "item": item}
         if item["type"] == "code_interpreter_call":
@@ -179,24 +179,24 @@ class _OpenResponseItem:
     def about(self, kind: str, **fields: Any) -> Event:
         return {"type": kind, "output_index": self._index, "item_id": self._item["id"], **fields}
 
-    def events_of(self, happening: TurnEvent) -> Iterator[Event]:
-        match happening:
+    def events_of(self, turn_event: TurnEvent) -> Iterator[Event]:
+        match turn_event:
             case ItemDelta():
-                yield from self._add_delta(happening)
+                yield from self._add_delta(turn_event)
             case CodeStarted():
-                yield from self._code_done(happening.code)
+                yield from self._code_done(turn_event.code)
                 yield self.about("response.code_interpreter_call.interpreting")
             case CitationAdded():
-                part = self._find_part(happening.part, "output_text")
+                part = self._find_part(turn_event.part, "output_text")
                 yield from part.opening()
-                yield part.cite(happening.annotation)
+                yield part.cite(turn_event.annotation)
             case ProgramEvent() if self._watched is not None:
-                self._watched.feed(happening.event)
-                if said := event_text(happening.event):
+                self._watched.feed(turn_event.event)
+                if said := event_text(turn_event.event):
                     text, stream = said
                     yield self.about("response.code_interpreter_call_output.delta", delta=text, stream=stream)
             case PassedThrough():
-                yield {**happening.event, "output_index": self._index, "item_id": self._item["id"]}
+                yield {**turn_event.event, "output_index": self._index, "item_id": self._item["id"]}
 
     def close(self, item: Item) -> Iterator[Event]:
         """The events before `output_item.done`."""
@@ -397,7 +397,7 @@ class ResponseTurn:
 
     def keep(self, *, instance: str | None = None) -> None:
         """Stores the response as it is now. `instance` is the process that goes on working on it."""
-        response, stored = self.events.whole, self._gateway.shelf.responses
+        response, stored = self.events.whole, self._gateway.gateway_store.responses
         keep = stored.change if self.wanted.background and instance is None else stored.put
         keep(
             StoredResponse(
@@ -430,10 +430,10 @@ class ResponseTurn:
         try:
             await self.turn.prepare()
             yield self.events.begin()
-            async with aclosing(self.turn.stream_events()) as happenings:
-                async for happening in happenings:
+            async with aclosing(self.turn.stream_events()) as turn_events:
+                async for turn_event in turn_events:
                     self._check_shutdown()
-                    batch = self.events.feed(happening)
+                    batch = self.events.feed(turn_event)
                     if self.events.ended:
                         self._finish_response()  # before the event is sent: its reader may go on at once
                     if batch:
@@ -477,7 +477,7 @@ class ResponseTurn:
             self.keep()
         if self.wanted.conversation and self.events.response["status"] in ("completed", "incomplete"):
             items: list[Item] = [*self._input, *self.events.output]
-            self._gateway.shelf.conversations.add_turn(
+            self._gateway.gateway_store.conversations.add_turn(
                 self.wanted.conversation, items, self._all_minted_ids, new_item_id, self._last_container
             )
         self.until_end.close()

@@ -37,9 +37,9 @@ async def resolve_items(gateway: Gateway, owner: str, items: list[Item], param: 
     """
     references = history.referenced_ids(items)
     _check_references(references, param)
-    stored = await gateway.shelf.responses.items(owner, references)
+    stored = await gateway.gateway_store.responses.items(owner, references)
     outputs = history.calls_without_output(items)[::-1]  # if all are too much, the newest
-    stored = {**await gateway.shelf.responses.items(owner, outputs, strict=False), **stored}
+    stored = {**await gateway.gateway_store.responses.items(owner, outputs, strict=False), **stored}
     for id in references:
         if id not in stored:
             raise OpenAiNotFound(
@@ -81,14 +81,14 @@ async def _load_history(
     gateway: Gateway, owner: str, wanted: ResponseRequest, python: str, max_bytes: int
 ) -> TurnHistory:
     if wanted.conversation is not None:
-        found = await gateway.shelf.conversations.get(owner, wanted.conversation)
+        found = await gateway.gateway_store.conversations.get(owner, wanted.conversation)
         if found is None:
             raise OpenAiNotFound(f"Conversation with id '{wanted.conversation[:100]}' not found.", "conversation")
-        await gateway.shelf.conversations.check_room(found.id, wanted.input)
-        items = await gateway.shelf.conversations.items(found.id)
+        await gateway.gateway_store.conversations.check_room(found.id, wanted.input)
+        items = await gateway.gateway_store.conversations.items(found.id)
         return TurnHistory(items=history.to_upstream_items(items, python, max_bytes), container=found.container)
     if wanted.previous_response_id is not None:
-        chain = await gateway.shelf.responses.load_chain(owner, wanted.previous_response_id)
+        chain = await gateway.gateway_store.responses.load_chain(owner, wanted.previous_response_id)
         _check_chain(chain)
         items = [
             item for transcript in chain.transcripts for item in history.from_stored_transcript(transcript, python)

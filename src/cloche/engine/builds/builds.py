@@ -42,10 +42,10 @@ _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 class Builds:
     def __init__(
-        self, site: EngineFunctions, stores: Stores, instance: Instance, aliases: Mapping[str, str], trail: AuditLog
+        self, site: EngineFunctions, stores: Stores, instance: Instance, aliases: Mapping[str, str], audit_log: AuditLog
     ):
         self._site = site
-        self._trail = trail
+        self._audit_log = audit_log
         self._store = stores.builds
         self.files = stores.build_files
         self._layers = BuildLayers(stores.snapshots, site.discard)
@@ -98,7 +98,7 @@ class Builds:
             id=str(uuid.uuid4()), template="", owner=owner, tags=wanted, limits=limits, created_at=now, updated_at=now
         )
         template = await self._store.request(bare, build)
-        self._trail.record("build.made", owner, id=build.id, about=template.id)
+        self._audit_log.record("build.made", owner, id=build.id, about=template.id)
         return template, msgspec.structs.replace(build, template=template.id)
 
     async def _check_name(self, name: str, owner: str) -> None:
@@ -187,7 +187,7 @@ class Builds:
                 task.cancel()
         for image in await self._store.remove(template.id):
             await self._site.discard(image)
-        self._trail.record("template.removed", template.owner, id=template.id)
+        self._audit_log.record("template.removed", template.owner, id=template.id)
 
     # -- building
 
@@ -220,7 +220,7 @@ class Builds:
         )
         if not await self._store.begin(building):
             raise errors.InvalidRequest("the build was started before: ask for a new one")
-        self._trail.record("build.started", build.owner, id=build.id)
+        self._audit_log.record("build.started", build.owner, id=build.id)
         self._drop_old_logs()
         said = self._logs[build.id] = BuildLog()
         task = self._running[build.id] = asyncio.create_task(self._run_build(building, plan, said), name=build.owner)

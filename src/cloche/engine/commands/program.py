@@ -10,7 +10,7 @@ from typing import Any
 
 from cloche import errors
 from cloche.engine.executions import kernel
-from cloche.engine.executions.clock import FreezeCallback, PausableTimer
+from cloche.engine.executions.program_time import FreezeCallback, PausableTimer
 from cloche.engine.executions.streams import OutputPipe, is_readable_pipe
 from cloche.engine.sandboxes.init_client import InitClient, InitReply, PipeWriter
 from cloche.events import Exited

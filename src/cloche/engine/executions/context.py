@@ -87,7 +87,7 @@ class Context:
         timeout_seconds = request.timeout_seconds
         if timeout_seconds is None and not (request.until_deadline and self._sandbox.has_deadline):
             timeout_seconds = self._sandbox.limits.execution_seconds
-        self._sandbox.turns.check()
+        self._sandbox.execution_slots.check()
         self._sandbox.count_execution()
         return Execution(
             self,
@@ -99,7 +99,7 @@ class Context:
         )
 
     def _recording(self, code: str) -> Callable[[AnyEvent, int], None]:
-        return self._sandbox.transcript.start_recording(self.id, self.language, code).hear
+        return self._sandbox.history.start_recording(self.id, self.language, code).hear
 
     async def variables(self) -> Variables:
         """The variables of its namespace, read between two executions without running any of the program's code.
@@ -171,7 +171,7 @@ class Context:
                     copies.append(await self._sandbox.branch_kernel(kernel))
             made = [self._copy_with(copy) for copy in copies]
             self._sandbox.add_contexts(made)
-            self._sandbox.transcript.branch(self.id, [each.id for each in made])
+            self._sandbox.history.branch(self.id, [each.id for each in made])
         except BaseException:
             for copy in copies:
                 copy.discard()
@@ -243,7 +243,7 @@ class Context:
 
     async def _admitted_kernel(self) -> KernelClient | None:
         """The kernel, with a slot for one more execution on this host. Raises Busy, QuotaExceeded, ShuttingDown."""
-        if self._is_over or not (self._sandbox.turns.enter_now() or await self._wait_for_slot()):
+        if self._is_over or not (self._sandbox.execution_slots.enter_now() or await self._wait_for_slot()):
             return None
         kernel = None
         try:
@@ -251,12 +251,12 @@ class Context:
             return kernel
         finally:
             if kernel is None:
-                self._sandbox.turns.leave()
+                self._sandbox.execution_slots.leave()
 
     async def _wait_for_slot(self) -> bool:
-        self._waiter = self._sandbox.turns.join_queue()
+        self._waiter = self._sandbox.execution_slots.join_queue()
         try:
-            return await self._sandbox.turns.enter(self._waiter)
+            return await self._sandbox.execution_slots.enter(self._waiter)
         finally:
             self._waiter = None
 
@@ -287,7 +287,7 @@ class Context:
                 self._sandbox.guest.noted(ENDED, id=execution.id, outcome=outcome, who=who)
             if time.monotonic() - self._began_at > _LONG_EXECUTION_SECONDS:
                 self.out_of_memory()
-            self._sandbox.turns.leave()
+            self._sandbox.execution_slots.leave()
             self._turn.release()
 
     def out_of_memory(self) -> bool:

@@ -140,7 +140,7 @@ class SandboxHistory:
 def read_history(sandbox: Sandbox, context: str | None = None) -> History:
     """Its cells, or those of one context, also of one that was removed. Raises ContextNotFound, Gone."""
     sandbox.check_running()
-    found = sandbox.transcript.cells(context)
+    found = sandbox.history.cells(context)
     if context is not None and not found:
         sandbox.context(context)
     return found

@@ -108,7 +108,7 @@ def _function_bodies(tools: Mapping[str, ToolDefinition], port: int, token: str)
     return {SHARED_FUNCTION: shared, **own}
 
 
-# Tools as Python functions: the description of a tool that a program gets. See `cloche.guest.tools`.
+# Tools as Python functions: the description of a tool that a program gets. See `cloche.guest.kernel.tools`.
 
 MAX_DESCRIPTION = 2000
 
@@ -272,7 +272,7 @@ class ToolOffer:
 
     @property
     def header(self) -> dict[str, Any]:
-        """For a script or a kernel: the input of `cloche.guest.tools.functions`, or a shell's definitions."""
+        """For a script or a kernel: the input of `cloche.guest.kernel.tools.functions`, or a shell's definitions."""
         if self.language == "bash":
             return {
                 "define": define_bash_functions(self.tools, self._port, self._token),

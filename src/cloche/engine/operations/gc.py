@@ -320,6 +320,6 @@ def log_collected_items(engine: Engine, found: Sequence[CollectedItem]) -> None:
         counts[each.kind] += each.things
         sizes[each.kind] += each.bytes
         if each.kind == "template":
-            engine.trail.record("template.removed", "", id=each.name, about=each.why, bytes=each.bytes, itself=True)
+            engine.audit_log.record("template.removed", "", id=each.name, about=each.why, bytes=each.bytes, itself=True)
     for kind, count in counts.items():
         log.info("disk.collected", kind=kind, count=count, bytes=sizes[kind])

@@ -52,7 +52,7 @@ class Health:
     async def check(self) -> None:
         """Runs a canary now: a sandbox is made, runs `6*7` and ends. Raises the failure."""
         self._checked_at = time.monotonic()
-        self._failures_seen = self._engine.tally.not_created.total()
+        self._failures_seen = self._engine.counters.not_created.total()
         try:
             async with asyncio.timeout(CANARY_SECONDS):
                 await self._run_canary()
@@ -89,13 +89,13 @@ class Health:
 
     def _is_due(self) -> bool:
         since = time.monotonic() - self._checked_at
-        troubled = bool(self._why) or self._engine.tally.not_created.total() > self._failures_seen
+        troubled = bool(self._why) or self._engine.counters.not_created.total() > self._failures_seen
         return since >= (min(RETRY_SECONDS, self._every_seconds) if troubled else self._every_seconds)
 
     def _others_worked(self) -> bool:
         """Whether a client's sandbox was made and ran something since the last check: as good as a canary."""
-        tally = self._engine.tally
-        worked = min(tally.last_creation_at, tally.last_success_at) > self._checked_at
+        counters = self._engine.counters
+        worked = min(counters.last_creation_at, counters.last_success_at) > self._checked_at
         if worked:
             self._checked_at = time.monotonic()
             self._mark_healthy()

@@ -14,9 +14,9 @@ MAX_REASON = 200  # characters
 
 
 class LifecycleLog:
-    def __init__(self, tally: EngineCounters, trail: AuditLog):
-        self._tally = tally
-        self._trail = trail
+    def __init__(self, counters: EngineCounters, audit_log: AuditLog):
+        self._counters = counters
+        self._audit_log = audit_log
         self._states: dict[str, RecordState] = {}  # of those that have a cell
 
     def on_sandbox_added(self, record: SandboxRecord) -> None:
@@ -45,7 +45,7 @@ class LifecycleLog:
     def ended(self, record: SandboxRecord) -> None:
         """Records the end of a sandbox, also of one that was paused on a disk."""
         if record.owner:
-            self._tally.ended[record.state] += 1
+            self._counters.ended[record.state] += 1
             about = {"sandbox": record.id, "owner": record.owner, "template": record.template}
             log.info("sandbox.ended", **about, state=record.state, reason=record.end_reason)
         self._record_action("sandbox.ended", record, outcome=record.state, about=(record.end_reason or "")[:MAX_REASON])
@@ -53,12 +53,14 @@ class LifecycleLog:
     def lost(self, sandboxes: Iterable[LostSandbox]) -> None:
         """Records the end of sandboxes whose host processes died."""
         for id, owner in sandboxes:
-            self._trail.record("sandbox.ended", owner, sandbox=id, outcome="lost", about=HOST_DIED_REASON, itself=True)
+            self._audit_log.record(
+                "sandbox.ended", owner, sandbox=id, outcome="lost", about=HOST_DIED_REASON, itself=True
+            )
 
     def _record_action(self, what: str, record: SandboxRecord, *, outcome: str = "", about: str = "") -> None:
         if record.owner:
             itself = _is_automatic(record)
-            self._trail.record(what, record.owner, sandbox=record.id, outcome=outcome, about=about, itself=itself)
+            self._audit_log.record(what, record.owner, sandbox=record.id, outcome=outcome, about=about, itself=itself)
 
 
 def _is_automatic(record: SandboxRecord) -> bool:

@@ -12,7 +12,7 @@ FREEZE_SECONDS = 10.0  # init gives up before
 
 
 class ProgramFreezer:
-    """Uses the host's freezer where there is one; else init stops them by a signal (see `guest.stillness`).
+    """Uses the host's freezer where there is one; else init stops them by a signal (see `guest.init.freeze`).
 
     Init itself always goes on, and so do processes that it forks later. Requests to frozen programs wait: a
     signal, too, be it SIGKILL. So their time stops as well: see `ProgramTime`.

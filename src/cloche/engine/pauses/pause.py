@@ -17,8 +17,9 @@ from cloche.config import RetentionLimits
 from cloche.engine.instance import Instance
 from cloche.engine.pauses.images import SandboxImages
 from cloche.engine.pauses.snapshots import SnapshotRegistry
+from cloche.engine.sandboxes.deadline import WallClockWatch
 from cloche.engine.sandboxes.endings import not_running_error
-from cloche.engine.sandboxes.sandbox import Sandbox, WallClockWatch
+from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.engine.stores import Stores
 from cloche.model import GIB, MIB, SandboxSpec, Snapshot, new_id
 from cloche.network_policy import NetworkPolicy
@@ -89,7 +90,7 @@ class PauseTransitions:
         async with sandbox.changing:
             sandbox.check_running()
             await self._check_expected_size(sandbox)
-            await sandbox.stillness.hold()
+            await sandbox.freezer.hold()
             image = ""
             try:
                 image, size_bytes = await self._save_files(sandbox)
@@ -132,7 +133,7 @@ class PauseTransitions:
         if sandbox.ending is None:
             self._records.put(sandbox.record)
             with contextlib.suppress(errors.ClocheError):
-                await sandbox.stillness.release()
+                await sandbox.freezer.release()
         if image:
             await self._images.remove(image)
 
@@ -142,11 +143,11 @@ class PauseTransitions:
                 sandbox.check_running()
                 return
             files = sandbox.record.files
-            sandbox.turns.reclaim_slots()
+            sandbox.execution_slots.reclaim_slots()
             try:
-                await sandbox.stillness.release()
+                await sandbox.freezer.release()
             except BaseException:
-                sandbox.turns.rest()
+                sandbox.execution_slots.rest()
                 raise
             sandbox.mark_running(seconds)
             log.info("sandbox.resumed", sandbox=sandbox.id, owner=sandbox.record.owner, memory=True)
@@ -173,7 +174,7 @@ class PauseTransitions:
 
     async def _save_files(self, sandbox: Sandbox) -> tuple[str, int]:
         # Without it, one that uses all it may could not be saved, or one of its programs would be ended for it.
-        with sandbox.charge.extra_room_to_save(SAVING_BYTES):
+        with sandbox.quota_lease.extra_room_to_save(SAVING_BYTES):
             saved = await self._images.save(sandbox.guest, sandbox.limits.space_bytes)
         return saved.id, saved.bytes
 
@@ -202,12 +203,12 @@ async def _frozen_programs(sandbox: Sandbox) -> AsyncIterator[None]:
     """Raises Gone, Unavailable."""
     if sandbox.ending is not None:
         sandbox.check_running()
-    await sandbox.stillness.hold()
+    await sandbox.freezer.hold()
     try:
         yield
     finally:
         if sandbox.ending is None:
-            await sandbox.stillness.release()
+            await sandbox.freezer.release()
 
 
 # Sandboxes that are paused without their memory: only their files remain, on a disk.
@@ -292,14 +293,14 @@ class Pauses:
     ):
         records = stores.records
         self._volumes = stores.volumes
-        self.asleep = PausedOnDisk(records, instance.is_live)
+        self.paused_on_disk = PausedOnDisk(records, instance.is_live)
         self._snapshots = snapshots
         self._kept = kept
         self._instance = instance
         self._engine = engine
         self._records = records
         self._images = images
-        self._pauses = PauseTransitions(images, records, self.asleep.add, self._check_stored_size)
+        self._pauses = PauseTransitions(images, records, self.paused_on_disk.add, self._check_stored_size)
         self._pausing: Counter[str] = Counter()  # by owner
         self._tries: WeakKeyDictionary[Sandbox, int] = WeakKeyDictionary()  # to pause one, that failed
         self._waking: dict[str, asyncio.Task[Sandbox]] = {}
@@ -310,8 +311,8 @@ class Pauses:
 
     async def open(self) -> None:
         """Loads the paused sandboxes, and removes the leftovers of killed processes."""
-        self._engine.housing.admission.shut_out.hear(self._finish_waking_of)
-        await self.asleep.open()
+        self._engine.cell_supply.admission.lockout.hear(self._finish_waking_of)
+        await self.paused_on_disk.open()
         await self._images.remove_orphans(self._known_images, self._instance.is_live)
         self._schedule_sweep()
         self._jumps.open()
@@ -413,10 +414,10 @@ class Pauses:
 
     async def _wake_claimed(self, record: SandboxRecord, seconds: float | None) -> Sandbox:
         """Until it has its files it is on record as paused: if this process is killed, it still is."""
-        policy = self.asleep.policy(record.id)
+        policy = self.paused_on_disk.policy(record.id)
         claimed = await self._records.claim(record, self._instance.name)
         if claimed is None or claimed.files is None:
-            self.asleep.forget(record.id)
+            self.paused_on_disk.forget(record.id)
             raise not_running_error(await self._records.get(record.id) or record)
         files, claimed = claimed.files, msgspec.structs.replace(claimed, memory_kept=False)
         try:
@@ -432,7 +433,7 @@ class Pauses:
     async def _restore_paused_record(self, record: SandboxRecord, policy: NetworkPolicy | None) -> None:
         """Restores the record of a sandbox that could not be woken."""
         await self._records.keep(record)
-        self.asleep.add(record, policy)
+        self.paused_on_disk.add(record, policy)
 
     async def end(self, record: SandboxRecord, reason: str, *, expired: bool = False) -> None:
         """Ends a sandbox that is paused on a disk. Raises Gone where another request was faster."""
@@ -444,13 +445,13 @@ class Pauses:
         ended = msgspec.structs.replace(
             record, state=state, ended_at=time.time(), end_reason=reason, files=None, paused_at=None
         )
-        self.asleep.forget(record.id)
+        self.paused_on_disk.forget(record.id)
         if not await self._records.conclude(ended):
             raise not_running_error(await self._records.get(record.id) or record)
         if record.files is not None:
             await self._images.remove(record.files.image)
         log.info("sandbox.ended", sandbox=record.id, owner=record.owner, state=state, reason=reason)
-        self._engine.trail.record(
+        self._engine.audit_log.record(
             "sandbox.ended", record.owner, sandbox=record.id, outcome=state, about=reason, itself=expired
         )
 
@@ -482,7 +483,7 @@ class Pauses:
             await asyncio.shield(self._images.remove(source.image))
             raise
         log.info("snapshot.made", snapshot=snapshot.id, sandbox=snapshot.sandbox, owner=snapshot.owner)
-        self._engine.trail.record(
+        self._engine.audit_log.record(
             "snapshot.made", snapshot.owner, sandbox=snapshot.sandbox, id=snapshot.id, bytes=snapshot.bytes
         )
         return snapshot
@@ -493,7 +494,7 @@ class Pauses:
         """New sandboxes with the source's files and settings; an error for each that could not be made."""
         spec = _make_restored_spec(source.record, source.policy, seconds)
         specs = {id: _replace_own_id(spec, source.record.id, id) for id in (new_id() for _ in range(count))}
-        self._engine.trail.record("sandbox.forked", spec.owner, sandbox=source.record.id, about=f"into {count}")
+        self._engine.audit_log.record("sandbox.forked", spec.owner, sandbox=source.record.id, about=f"into {count}")
         try:
             made = await asyncio.gather(
                 *(self._engine.make(each, id, image=source.image) for id, each in specs.items()), return_exceptions=True
@@ -512,7 +513,7 @@ class Pauses:
         """Raises SandboxLost where its files are gone."""
         assert record.files is not None
         copied = await self._images.copy(record.files.image)
-        return SandboxSource(record, self.asleep.policy(record.id), copied.id, copied.bytes)
+        return SandboxSource(record, self.paused_on_disk.policy(record.id), copied.id, copied.bytes)
 
     # -- inside
 
@@ -534,7 +535,7 @@ class Pauses:
 
     def _paused_records(self, owner: str) -> list[SandboxRecord]:
         resting = [each.record for each in self.resting() if each.spec.owner == owner]
-        return [*resting, *self.asleep.list(owner)]
+        return [*resting, *self.paused_on_disk.list(owner)]
 
     def _schedule_sweep(self) -> None:
         """Expires sandboxes that have been paused for too long, now and every hour."""
@@ -547,7 +548,7 @@ class Pauses:
         for sandbox in self.resting():
             if sandbox.record.state == "paused" and (sandbox.record.paused_at or 0.0) < before:
                 await sandbox.end("expired", "deadline", PAUSED_TOO_LONG)
-        for record in list(self.asleep.list(None)):
+        for record in list(self.paused_on_disk.list(None)):
             if (record.paused_at or 0.0) < before:
                 try:
                     await self.end(record, PAUSED_TOO_LONG, expired=True)

@@ -25,10 +25,15 @@ def is_snapshot_id(ref: str) -> bool:
 
 class SnapshotRegistry:
     def __init__(
-        self, store: Store, images: SandboxImages, kept: RetentionLimits, aliases: Mapping[str, str], trail: AuditLog
+        self,
+        store: Store,
+        images: SandboxImages,
+        kept: RetentionLimits,
+        aliases: Mapping[str, str],
+        audit_log: AuditLog,
     ):
         self._store = store
-        self._trail = trail
+        self._audit_log = audit_log
         self._images = images
         self._kept = kept
         self._aliases = aliases  # of templates
@@ -60,7 +65,7 @@ class SnapshotRegistry:
             raise errors.SnapshotNotFound(f"there is no snapshot {ref!r}")
         await self._images.remove(snapshot.image)
         log.info("snapshot.removed", snapshot=snapshot.id, owner=owner)
-        self._trail.record("snapshot.removed", owner, id=snapshot.id)
+        self._audit_log.record("snapshot.removed", owner, id=snapshot.id)
         return snapshot
 
     async def check_name(self, name: str, owner: str, templates: Sequence[Template]) -> None:

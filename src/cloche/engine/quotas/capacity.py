@@ -547,7 +547,7 @@ class Admission:
 
     def __init__(self, config: CapacityConfig):
         self._cores = len(os.sched_getaffinity(0))
-        self.shut_out = OwnerLockout()
+        self.lockout = OwnerLockout()
         self.memory = HostMemory(config.memory_reserve_bytes)
         self.sandboxes = AdmissionQueue("sandboxes", max_sandboxes(config), config, self.memory.enough)
         self.executions = AdmissionQueue("running executions", max_executions(config), config)
@@ -574,7 +574,7 @@ class Admission:
 
     def shut(self, owner: str) -> None:
         """Makes nothing for that owner until `shut_out.end`; their waiting requests fail with the reason."""
-        self.shut_out.begin(owner)
+        self.lockout.begin(owner)
         for gate in (self.sandboxes, self.executions):
             gate.refuse_owner(owner, owner_erased_error)
 

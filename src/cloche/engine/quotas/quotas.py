@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,8 +22,6 @@ from cloche.isolation.base import SandboxCell
 from cloche.model import GIB, MIB, Limits, SandboxSpec, Struct
 from cloche.store.quotas import KEPT_MINUTES, UNREADABLE, QuotaSubject, SpentUsage, StoredQuotas
 from cloche.telemetry import log
-
-# Usage of owners and keys, as the API reports it.
 
 # A sliding window: the sum of amounts counted lately.
 
@@ -301,9 +299,6 @@ def usage_amounts(account: QuotaAccount, hour: SpentUsage, in_all: SpentUsage) -
     }
 
 
-if TYPE_CHECKING:
-    pass
-
 SAVE_USAGE_SECONDS = 10.0  # the most usage that is lost if this process is killed
 
 
@@ -571,7 +566,7 @@ class QuotaLease:
         most = self._quotas.lifetime_seconds(self.owner, self.key_id)
         return of_host if most is None else min(most, of_host)
 
-    def begin(self, cell: SandboxCell, limits: Limits) -> QuotaLease:
+    def bind_cell(self, cell: SandboxCell, limits: Limits) -> QuotaLease:
         """Sets the cell that the lease pays for. Returns the lease itself."""
         self._cell, self._limits = cell, limits
         return self

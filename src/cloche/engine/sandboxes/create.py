@@ -92,7 +92,7 @@ class Creation(NamedTuple):
     spec: SandboxSpec
     template: Template
     limits: Limits
-    charge: QuotaLease
+    quota_lease: QuotaLease
     check: Callable[[], None]  # raises where it must not be made any more
     image: str | None  # of its files
     before: SandboxRecord | None  # the paused sandbox that it is to be again
@@ -108,7 +108,7 @@ class Creation(NamedTuple):
             created_at=now if before is None else before.created_at,
             deadline_at=None if spec.lifetime_seconds is None else now + spec.lifetime_seconds,
             resumed_at=None if before is None else now,
-            key_id=self.charge.key_id,
+            key_id=self.quota_lease.key_id,
         )
 
 
@@ -139,17 +139,17 @@ class SandboxFactory:
             sandbox = await self._create_in_slot(creation, slot)
         except (errors.Unavailable, OSError) as failure:
             error = failure if isinstance(failure, errors.Unavailable) else out_of_files_error(failure)
-            self._engine.tally.not_created[error.code] += 1
+            self._engine.counters.not_created[error.code] += 1
             log.warning("sandbox.not_created", template=spec.template, reason=error.code)
             raise error from None
         if spec.owner:
-            self._engine.tally.sandbox_created(time.monotonic() - began_at)
+            self._engine.counters.sandbox_created(time.monotonic() - began_at)
         return sandbox
 
     def close(self) -> None:
         """Waiting creations fail with ShuttingDown."""
         self.closing = True
-        self._engine.housing.admission.close()
+        self._engine.cell_supply.admission.close()
 
     def _begin_creation(
         self, spec: SandboxSpec, id: str, template: Template, image: str | None, before: SandboxRecord | None
@@ -159,8 +159,8 @@ class SandboxFactory:
         check = self._make_creation_check(spec.owner or _current_owner())
         limits = spec.limits or default_limits(self._config, template)
         self._config.limits.check(limits)
-        charge = QuotaLease(self._engine.quotas, spec.owner, _creating_key_id(spec, before), limits.memory_bytes)
-        return Creation(id, charge.limit_spec_lifetime(spec), template, limits, charge, check, image, before)
+        quota_lease = QuotaLease(self._engine.quotas, spec.owner, _creating_key_id(spec, before), limits.memory_bytes)
+        return Creation(id, quota_lease.limit_spec_lifetime(spec), template, limits, quota_lease, check, image, before)
 
     def _check_spec(self, spec: SandboxSpec) -> None:
         if self.closing:
@@ -171,22 +171,22 @@ class SandboxFactory:
 
     def _make_creation_check(self, owner: str) -> Callable[[], None]:
         """A check for the times in between: raises where the sandbox must not be made any more. Raises so itself."""
-        shut_out = self._engine.housing.admission.shut_out
-        begun = shut_out.begun(owner)
+        lockout = self._engine.cell_supply.admission.lockout
+        begun = lockout.begun(owner)
 
         def check() -> None:
             if self.closing:
                 raise shutting_down_error()
-            shut_out.check(owner, begun)
+            lockout.check(owner, begun)
 
         return check
 
     async def _acquire_slot(self, creation: Creation) -> Slot:
         """Raises Busy, ShuttingDown."""
         try:
-            return await self._engine.housing.admission.sandboxes.enter(creation.spec.owner or _current_owner())
+            return await self._engine.cell_supply.admission.sandboxes.enter(creation.spec.owner or _current_owner())
         except BaseException:
-            creation.charge.leave()
+            creation.quota_lease.leave()
             raise
 
     async def _create_in_slot(self, creation: Creation, slot: Slot) -> Sandbox:
@@ -195,7 +195,7 @@ class SandboxFactory:
             sandbox, stale = await self._make_sandbox(creation, slot)
         except BaseException:
             slot.leave()
-            creation.charge.leave()
+            creation.quota_lease.leave()
             raise
         self._engine.add(sandbox)
         if self._engine.networks.needs_door(sandbox.network.policy):
@@ -211,12 +211,12 @@ class SandboxFactory:
         network = self._engine.networks.policy_for(spec, template)
         volumes = self._engine.volumes
         mounts = await volumes.acquire_mounts(spec.volumes, spec.owner, template) if spec.volumes else None
-        ready = await self._engine.housing.take(template, spec.user, creation.limits, mounts)
+        ready = await self._engine.cell_supply.take(template, spec.user, creation.limits, mounts)
         try:
             check()
             stale = creation.image is not None and await self._images.restore(ready.guest, creation.image)
             check()  # an end of all sandboxes, or of all of one owner, has not seen it
-            ready.guest.noted = self._engine.trail.of(creation.id, spec.owner, creation.charge.key_id)
+            ready.guest.noted = self._engine.audit_log.of(creation.id, spec.owner, creation.quota_lease.key_id)
             sandbox = self._assemble_sandbox(creation, ready, network, partial(self._on_change, slot, mounts))
         except BaseException:  # a spec that fits into no frame, say, or files that do not fit in
             await ready.aclose()
@@ -226,18 +226,18 @@ class SandboxFactory:
     def _assemble_sandbox(
         self, creation: Creation, ready: ReadyCell, network: NetworkPolicy, on_change: Callable[[Sandbox], None]
     ) -> Sandbox:
-        owner, charge = creation.spec.owner, creation.charge
+        owner, quota_lease = creation.spec.owner, creation.quota_lease
         return Sandbox(
             ready,
             creation.record(self._engine.instance.name),
             network=network,
-            max_lifetime_seconds=charge.max_lifetime_seconds(self._config.lifetime.max_seconds),
-            tally=self._engine.tally if owner else EngineCounters(),
+            max_lifetime_seconds=quota_lease.max_lifetime_seconds(self._config.lifetime.max_seconds),
+            counters=self._engine.counters if owner else EngineCounters(),
             on_change=on_change,
             on_due=self._engine.on_due,
-            transcript=SandboxHistory(self._config.history.sandbox_bytes, self._archive),
-            charge=charge,
-            turns=ExecutionSlots(self._engine.housing.admission.executions, owner),
+            history=SandboxHistory(self._config.history.sandbox_bytes, self._archive),
+            quota_lease=quota_lease,
+            execution_slots=ExecutionSlots(self._engine.cell_supply.admission.executions, owner),
         )
 
     def _on_change(self, slot: Slot, mounts: CellMounts | None, sandbox: Sandbox) -> None:

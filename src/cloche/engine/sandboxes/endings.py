@@ -93,7 +93,7 @@ class KernelExit(Struct):
 
 
 def kernel_start_error(exit: KernelExit, said: str) -> errors.ClocheError:
-    """The error from init's fork, which reports in one line why it could not start: see `guest.processes`."""
+    """The error from init's fork, which reports in one line why it could not start: see `guest.init.processes`."""
     found = _ERRNO.match(said)
     kind = _START_ERRORS.get(int(found[1]), errors.FileError) if found else errors.Unavailable
     return kind(f"the {exit} before it was ready" + (f": {said.splitlines()[-1]}" if said else ""))

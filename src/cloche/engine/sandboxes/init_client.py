@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from cloche import errors
-from cloche.engine.executions.clock import ProgramTime
+from cloche.engine.executions.program_time import ProgramTime
 from cloche.engine.executions.streams import is_readable_pipe, write_available
 from cloche.engine.operations.audit import ActionRecorder, ignore_action
 from cloche.event_queue import QueueBudget, Signal
@@ -157,9 +157,10 @@ class InitClient:
         self._send_request(verb, b"", fields)
 
     def provide_fork_server(self) -> None:
-        """Gives init a fork server, so that the next process starts with all imports done. See `guest.seed`.
+        """Gives init a fork server, so that the next process starts with all imports done.
 
-        There may be none: the process then starts an interpreter of its own, and needs longer.
+        There may be none: the process then starts an interpreter of its own, and needs longer. See
+        `guest.zygote.fork_server`.
         """
         if not self._has_seed and self._may_start_fork_server():
             self._start_fork_server()

@@ -15,8 +15,8 @@ from cloche.engine.executions.kernel import KernelClient, take_first_kernel
 from cloche.engine.quotas.capacity import Admission
 from cloche.engine.quotas.occupancy import NurseryInfo, PoolInfo
 from cloche.engine.sandboxes.init_client import InitClient
+from cloche.engine.sandboxes.live_nursery import LiveNursery
 from cloche.engine.sandboxes.network import open_door_listener
-from cloche.engine.sandboxes.nursery import LiveNursery
 from cloche.isolation.base import CellMounts, CellSpec, IsolationBackend, SandboxCell
 from cloche.model import Limits, Template, User
 from cloche.telemetry import log

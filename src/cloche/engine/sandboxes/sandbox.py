@@ -21,6 +21,7 @@ from cloche.engine.operations.metrics import EngineCounters, SandboxMeter, measu
 from cloche.engine.pauses.freeze import ProgramFreezer
 from cloche.engine.quotas.capacity import ExecutionSlots
 from cloche.engine.quotas.quotas import QuotaLease
+from cloche.engine.sandboxes.deadline import LifetimeTimer
 from cloche.engine.sandboxes.endings import KILLED_BY_OWNER, not_running_error
 from cloche.engine.sandboxes.files import SandboxFiles
 from cloche.engine.sandboxes.init_client import InitClient
@@ -30,64 +31,9 @@ from cloche.event_queue import Signal
 from cloche.model import Limits, SandboxInfo, SandboxSpec, check_metadata, check_seconds, new_id, sandbox_path
 from cloche.network_policy import NetworkPolicy, without_secrets
 from cloche.store.base import PausedFiles, RecordState, SandboxRecord
-from cloche.telemetry import log
 
 if TYPE_CHECKING:
     from cloche.engine.sandboxes.handle import SandboxHandle
-
-# The lifetime of a sandbox, by the monotonic clock. The wall clock is used only to report its end.
-
-
-class LifetimeTimer:
-    """Calls `on_end` when it is over. It lasts at most `most_seconds` since it was made or began again."""
-
-    def __init__(self, most_seconds: float, on_end: Callable[[], None]):
-        self._most_seconds = most_seconds
-        self._on_end = on_end
-        self._began_at = time.monotonic()
-        self._ends_at: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def left_seconds(self) -> float | None:
-        """None where it has no end."""
-        return None if self._ends_at is None else max(self._ends_at - time.monotonic(), 0.0)
-
-    @property
-    def over_seconds(self) -> float:
-        """For how long it has lasted beyond the most; negative before that."""
-        return time.monotonic() - self._began_at - self._most_seconds
-
-    def begin(self, seconds: float | None) -> float | None:
-        """Starts anew. Returns its end, by the wall clock."""
-        self._began_at = time.monotonic()
-        return self.set(seconds)
-
-    def set(self, seconds: float | None) -> float | None:
-        """Ends so many seconds from now, at most after all that it can have. Returns its end, by the wall clock."""
-        self.stop()
-        if seconds is None:
-            return None
-        left = max(min(seconds, -self.over_seconds), 0.0)
-        self._ends_at = time.monotonic() + left
-        self.defer_deadline(left)
-        return time.time() + left
-
-    def defer_deadline(self, seconds: float) -> None:
-        """`on_end` is called so much later; the reported end stays."""
-        self._cancel_timer()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._on_end)
-
-    def stop(self) -> None:
-        """It has no end until it is set again."""
-        self._cancel_timer()
-        self._ends_at = None
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
 
 DEFAULT_CONTEXT = "default"
 MAX_CONTEXTS = 64
@@ -106,12 +52,12 @@ class Sandbox:
         *,
         network: NetworkPolicy,
         max_lifetime_seconds: float,
-        tally: EngineCounters,
+        counters: EngineCounters,
         on_change: Callable[[Sandbox], None],
         on_due: Callable[[Sandbox], None],
-        transcript: SandboxHistory,
-        charge: QuotaLease,
-        turns: ExecutionSlots,
+        history: SandboxHistory,
+        quota_lease: QuotaLease,
+        execution_slots: ExecutionSlots,
     ):
         spec = record.spec
         self.id = record.id
@@ -125,9 +71,9 @@ class Sandbox:
         self._on_change = on_change
         self._on_due = on_due
         self.changing = asyncio.Lock()  # held while it is paused, resumed or imaged
-        self.stillness = ProgramFreezer(ready.cell, ready.guest)
-        self.charge = charge.begin(ready.cell, record.limits)
-        self.count_execution = charge.count_execution
+        self.freezer = ProgramFreezer(ready.cell, ready.guest)
+        self.quota_lease = quota_lease.bind_cell(ready.cell, record.limits)
+        self.count_execution = quota_lease.count_execution
         self._lifetime = LifetimeTimer(max_lifetime_seconds, self._on_deadline)
         self._destroying: asyncio.Task[None] | None = None
         self._ended = Signal()
@@ -140,16 +86,20 @@ class Sandbox:
             cwd=spec.cwd,
             limits=self.limits,
             oom_kills=self.oom_kills,
-            count=charge.count_execution,
+            count=quota_lease.count_execution,
         )
         self.network = SandboxNetwork(ready.guest, network, ready.listener)
         self.tools = SandboxTools(ready.guest)
-        self.transcript = transcript
-        self.turns = turns
+        self.history = history
+        self.execution_slots = execution_slots
         self.meter = SandboxMeter(
-            self._cell.stats, lambda: measure_inside(ready.guest), self.limits, self._cell.cpu_seconds, charge.spend_cpu
+            self._cell.stats,
+            lambda: measure_inside(ready.guest),
+            self.limits,
+            self._cell.cpu_seconds,
+            quota_lease.spend_cpu,
         )
-        self.execution_ended = self.meter.count_cpu_then(tally.execution_ended)
+        self.execution_ended = self.meter.count_cpu_then(counters.execution_ended)
         self._configure_cell(ready)
         if record.deadline_at is not None:
             self._lifetime.set(record.deadline_at - time.time())
@@ -229,7 +179,7 @@ class Sandbox:
     def mark_paused(self, record: SandboxRecord) -> None:
         """Marks it as paused, as that record says: its programs are frozen. Its deadline stops."""
         self._lifetime.stop()
-        self.turns.rest()
+        self.execution_slots.rest()
         self._change_record(
             state="paused",
             paused_at=record.paused_at,
@@ -416,7 +366,7 @@ class Sandbox:
         self._ended.wake_all()
         self._lifetime.stop()
         self.meter.close()
-        self.charge.leave()
+        self.quota_lease.leave()
         self.network.close()
         self.tools.close()
         for context in self._contexts.values():
@@ -451,38 +401,3 @@ def sandbox_info(record: SandboxRecord) -> SandboxInfo:
         volumes=spec.volumes,
         key_id=record.key_id,
     )
-
-
-# Detects changes of the wall clock, so that deadlines in wall time can be corrected.
-
-CLOCK_CHECK_SECONDS = 1.0
-CLOCK_JUMP_SECONDS = 2.0  # less is drift, which does no harm
-
-
-class WallClockWatch:
-    """Calls `on_jump` after each change, from `open` until `close`."""
-
-    def __init__(self, on_jump: Callable[[], None]):
-        self._on_jump = on_jump
-        self._difference = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-
-    def open(self) -> None:
-        self._difference = time.time() - time.monotonic()
-        self._schedule_check()
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _schedule_check(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(CLOCK_CHECK_SECONDS, self._check_clock)
-
-    def _check_clock(self) -> None:
-        self._schedule_check()
-        jumped = time.time() - time.monotonic() - self._difference
-        if abs(jumped) > CLOCK_JUMP_SECONDS:
-            self._difference += jumped
-            log.warning("clock.jumped", seconds=round(jumped))
-            self._on_jump()

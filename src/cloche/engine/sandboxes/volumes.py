@@ -20,7 +20,7 @@ from cloche.engine.instance import Instance
 from cloche.engine.operations.audit import AuditLog
 from cloche.engine.pauses.images import SandboxImages
 from cloche.engine.sandboxes.files import SandboxFiles
-from cloche.engine.sandboxes.nursery import LiveNursery
+from cloche.engine.sandboxes.live_nursery import LiveNursery
 from cloche.engine.sandboxes.pool import CellSupply, ReadyCell, prepare_cell
 from cloche.event_queue import Signal
 from cloche.isolation.base import CellMounts, CellSpec, CellVolume
@@ -164,15 +164,15 @@ class VolumeRegistry:
         store: StoredVolumes,
         images: SandboxImages,
         instance: Instance,
-        housing: CellSupply,
-        trail: AuditLog,
+        cell_supply: CellSupply,
+        audit_log: AuditLog,
     ):
-        self._trail = trail
+        self._audit_log = audit_log
         self._limits = limits
         self._store = store
         self._images = images
         self._instance = instance
-        self._housing = housing
+        self._cell_supply = cell_supply
         self._vaults: dict[str, MountedVolume] = {}
         self._changing: dict[str, asyncio.Lock] = {}  # held while that volume is opened, closed or removed
         self._background: set[asyncio.Task[None]] = set()
@@ -188,7 +188,7 @@ class VolumeRegistry:
         )
         await self._store.add(volume, self._limits.per_owner)
         log.info("volume.made", volume=volume.id, owner=owner)
-        self._trail.record("volume.made", owner, id=volume.id)
+        self._audit_log.record("volume.made", owner, id=volume.id)
         return volume
 
     async def list(self, owner: str) -> Sequence[VolumeRecord]:
@@ -223,7 +223,7 @@ class VolumeRegistry:
                 await self._images.remove(claimed.image)
         self._changing.pop(id, None)
         log.info("volume.removed", volume=id, owner=owner)
-        self._trail.record("volume.removed", owner, id=id)
+        self._audit_log.record("volume.removed", owner, id=id)
 
     # -- using them
 
@@ -262,7 +262,7 @@ class VolumeRegistry:
         vault = await self._acquire_volume(record, holder, None, writes=writes)
         try:
             ready = await vault.cell()
-            ready.guest.noted = self._trail.of(f"volume:{record.id}", record.owner)
+            ready.guest.noted = self._audit_log.of(f"volume:{record.id}", record.owner)
             yield SandboxFiles(ready.guest, user="root", cwd=VOLUME_PATH, limits=vault.limits)
         finally:
             self._release_volume(vault, holder)
@@ -319,7 +319,7 @@ class VolumeRegistry:
         try:
             vault = await MountedVolume.open(
                 record,
-                self._housing.nursery(template or await self._housing.template(VOLUME_TEMPLATE)),
+                self._cell_supply.nursery(template or await self._cell_supply.template(VOLUME_TEMPLATE)),
                 self._images,
             )
         except BaseException:

@@ -469,12 +469,12 @@ class ChatUpstream:
         while True:
             silent = True
             try:
-                async with contextlib.aclosing(self._request_once(call, model, habit)) as happenings:
-                    async for happening in happenings:
+                async with contextlib.aclosing(self._request_once(call, model, habit)) as turn_events:
+                    async for turn_event in turn_events:
                         if silent:
                             self._habits.answered(model, habit)
                         silent = False
-                        yield happening
+                        yield turn_event
                 return
             except errors.UpstreamFailed as error:
                 other = self._habits.find_alternative(habit, error) if silent else None
@@ -489,10 +489,10 @@ class ChatUpstream:
         said = ChatStreamParser(custom_tool_names(call), self.server.secret)
         async with (
             self.server.post(CHAT_PATH, body, call.request_id) as answer,
-            contextlib.aclosing(_read_events(answer, said, self.waiting())) as happenings,
+            contextlib.aclosing(_read_events(answer, said, self.waiting())) as turn_events,
         ):
-            async for happening in happenings:
-                yield happening
+            async for turn_event in turn_events:
+                yield turn_event
 
     def waiting(self) -> AnswerDeadline:
         """Returns the deadline of one answer."""
@@ -521,13 +521,13 @@ async def _read_events(
     if answer.is_stream:
         async with contextlib.aclosing(read_chunks(answer, waiting)) as coming:
             async for chunk in coming:
-                for happening in said.feed(chunk):
-                    yield happening
+                for turn_event in said.feed(chunk):
+                    yield turn_event
     else:
-        for happening in said.feed(await waiting.whole(answer.whole())):
-            yield happening
-    for happening in said.end():
-        yield happening
+        for turn_event in said.feed(await waiting.whole(answer.whole())):
+            yield turn_event
+    for turn_event in said.end():
+        yield turn_event
 
 
 async def read_chunks(

@@ -28,13 +28,13 @@ class EchoUpstream:
         fences = list(find_fenced_code(asked))
         may_run = call.tool_choice != "none" and any(tool.get("name") == PYTHON_FUNCTION for tool in call.tools)
         if may_run and len(ran) < len(fences):
-            happenings = _code_call_events(fences[len(ran)])
+            turn_events = _code_call_events(fences[len(ran)])
         else:
-            happenings = _message_events(_compose_answer(asked, ran, has_code=bool(fences)))
+            turn_events = _message_events(_compose_answer(asked, ran, has_code=bool(fences)))
         spent = 0
-        for happening in happenings:
-            spent += isinstance(happening, ItemDelta)
-            yield happening
+        for turn_event in turn_events:
+            spent += isinstance(turn_event, ItemDelta)
+            yield turn_event
         yield AnswerFinished(tokens=TokenUsage(input=len(asked) // 4 + 1, output=spent), model=call.model)
 
     async def models(self) -> Item:

@@ -182,12 +182,12 @@ class ResponsesUpstream:
         while True:
             silent = True
             try:
-                async with contextlib.aclosing(self._request_once(call, way)) as happenings:
-                    async for happening in happenings:
+                async with contextlib.aclosing(self._request_once(call, way)) as turn_events:
+                    async for turn_event in turn_events:
                         if silent:
                             self._remember_plain(call, way)
                         silent = False
-                        yield happening
+                        yield turn_event
                 return
             except errors.UpstreamFailed as error:
                 other = _next_variant(way, error) if silent else None
@@ -208,10 +208,10 @@ class ResponsesUpstream:
         waiting = AnswerDeadline(max_answer_seconds(self._settings.timeout_seconds))
         async with (
             self.server.post(RESPONSES_PATH, body, call.request_id) as answer,
-            contextlib.aclosing(_read_events(answer, self.server.secret, waiting)) as happenings,
+            contextlib.aclosing(_read_events(answer, self.server.secret, waiting)) as turn_events,
         ):
-            async for happening in happenings:
-                yield happening
+            async for turn_event in turn_events:
+                yield turn_event
 
     def _remember_plain(self, call: ModelCall, way: _RequestVariant) -> None:
         """Remembers a refusal for all clients, unless a client's own include may be the cause of it."""
@@ -251,16 +251,16 @@ async def _read_events(
     """Raises UpstreamFailed, also for a stream that breaks off."""
     events = ResponsesStreamParser(secret)
     if not answer.is_stream:
-        for happening in events.end(await waiting.whole(answer.whole())):
-            yield happening
+        for turn_event in events.end(await waiting.whole(answer.whole())):
+            yield turn_event
         return
     async with contextlib.aclosing(answer.events()) as said:
         while (event := await waiting.next(said)) is not None and event.data != RESPONSES_DONE:
-            happenings = list(events.feed({"type": event.name or None, **parse_json_object(event.data)}))
+            turn_events = list(events.feed({"type": event.name or None, **parse_json_object(event.data)}))
             if events.finished:
                 await waiting.last(said, END_SECONDS)  # the little that follows: its connection can be used again
-            for happening in happenings:
-                yield happening
+            for turn_event in turn_events:
+                yield turn_event
             if events.finished:
                 return
     raise errors.UpstreamFailed("The upstream of this model broke off in the middle of its answer")

@@ -1,4 +1,4 @@
-"""The certificates that programs inside trust: one file at a fixed path. See `cloche.engine.network`.
+"""The certificates that programs inside trust: one file at a fixed path. See `engine/sandboxes/network.py`.
 
 Only init's own rights are used, and root's directory: a file that `user` could replace must not be trusted.
 """

@@ -1,4 +1,4 @@
-"""Startup code of the template's interpreter, run from a `.pth` file: see `cloche.isolation.installers`.
+"""Startup code of the template's interpreter, run from a `.pth` file: see `cloche.isolation.rootfs`.
 
 Packages that programs install go to the user's own site-packages, and come before the template's. This is
 compiled at every start, and so kept short.
