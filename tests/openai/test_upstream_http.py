@@ -218,7 +218,7 @@ async def test_a_compressed_body_is_read_or_its_encoding_named():
     ):
         assert await answer.whole() == {"a": 1}
     async with answering(b"abc", content_encoding="br") as server:
-        with pytest.raises(errors.UpstreamFailed, match="encoding that was not asked for: content-encoding 'br'"):
+        with pytest.raises(errors.UpstreamFailed, match="encoding that was not requested: content-encoding 'br'"):
             async with server.post("/x", {}):
                 pass
 
