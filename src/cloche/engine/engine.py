@@ -38,6 +38,7 @@ from cloche.engine.stores import Stores
 from cloche.isolation.base import IsolationBackend
 from cloche.model import Limits, SandboxInfo, SandboxSpec, Snapshot, Template, new_id
 from cloche.store.base import SHUT_DOWN_REASON, SandboxRecord
+from cloche.tasks import TaskSet
 from cloche.telemetry import log
 
 MAX_HISTORY = 10_000
@@ -64,7 +65,7 @@ class Engine:
         self._lifecycle_log = LifecycleLog(self.counters, self.audit_log)
         self.quotas = Quotas(config.quotas, stores.quotas)
         stores.guard(self.quotas.check_stored)
-        self._destroying: set[asyncio.Task[None]] = set()
+        self._destroying = TaskSet()
         kept = Path(config.data_dir, "cache", "packages")
         self.networks = Networks(config.network, config.packages, kept, sealed=backend.seals_network)
         self.cell_supply = CellSupply(config, backend, catalogue, door=self.networks.is_always_open)
@@ -361,5 +362,4 @@ class Engine:
 
     def _track_destruction(self, destroying: asyncio.Task[None] | None) -> None:
         if destroying is not None:
-            self._destroying.add(destroying)
-            destroying.add_done_callback(self._destroying.discard)
+            self._destroying.keep(destroying)

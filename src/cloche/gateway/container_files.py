@@ -29,6 +29,7 @@ from cloche.model import GIB, MIB, FileInfo
 from cloche.store.files import COPY_PREFIX, FileSource, StoredContainerFile, StoredContainerFiles, new_container_file_id
 from cloche.store.files import FILE_PREFIX as FILE
 from cloche.store.gateway import GatewayStore
+from cloche.tasks import TaskSet
 from cloche.telemetry import log
 
 # The data directory of a container: regular files below /mnt/data.
@@ -168,7 +169,7 @@ class ContainerFiles:
         self._rows = gateway_store.container_files
         self._blobs = gateway_store.blobs
         self._room = ContainerStorageLimit(gateway_store.container_files)
-        self._copying: set[asyncio.Task[None]] = set()
+        self._copying = TaskSet()
         self._looking: set[str] = set()  # sandboxes in which that is about to begin
         self._reserved: dict[str, set[str]] = {}  # names of files that are being written, by sandbox
 
@@ -384,7 +385,7 @@ class ContainerFiles:
         """Schedules an update after code has run: changed kept files are copied anew, removed ones dropped."""
         if container.sandbox.id not in self._looking:
             self._looking.add(container.sandbox.id)
-            self._in_background(self._refresh_changed(container.sandbox))
+            self._copying.start(self._refresh_changed(container.sandbox))
 
     async def _refresh_changed(self, sandbox: Sandbox) -> None:
         try:
@@ -408,12 +409,6 @@ class ContainerFiles:
         ):
             await self._rows.drop_content(row)
 
-    def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._copying.add(task)
-        task.add_done_callback(self._copying.discard)
-        return task
-
     async def _keep_content(self, sandbox: Sandbox, row: StoredContainerFile, info: FileInfo) -> bool:
         """Keeps the content. Whether there is room for it. Raises Gone."""
         size = info.size_bytes
@@ -429,7 +424,7 @@ class ContainerFiles:
             except (errors.FileError, errors.NotFound, errors.SandboxPaused):
                 return True  # a program was faster
             held.callback(file.close)
-            copying = self._in_background(self._copy_content(file, row, held.pop_all()))
+            copying = self._copying.start(self._copy_content(file, row, held.pop_all()))
         if file.size_bytes <= INLINE_COPY_BYTES:
             await asyncio.shield(copying)
         return True

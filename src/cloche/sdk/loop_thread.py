@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor  # which registers its own end, so that ours is called first
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -15,6 +15,7 @@ import uvloop
 
 from cloche import errors
 from cloche.sdk.backend import Work
+from cloche.tasks import TaskSet
 
 # Work at the end of the program, and threads that still start then.
 #
@@ -118,7 +119,7 @@ class LoopThread:
         self._pid = os.getpid()
         self._loop = uvloop.new_event_loop()
         self._loop.set_default_executor(ExitSafeThreads(thread_name_prefix=name))
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = TaskSet()
         # A daemon: a program that ends without closing anything must end. See `cloche.sdk.loop_thread`.
         self._thread = threading.Thread(target=self._run_loop, name=name, daemon=True)
         self._thread.start()
@@ -147,7 +148,7 @@ class LoopThread:
                 pass  # the caller has closed its loop meanwhile
 
         def start() -> None:
-            inner.append(self._create_task(work()))
+            inner.append(self._tasks.start(work()))
             inner[0].add_done_callback(settle)
 
         self._loop.call_soon_threadsafe(start)
@@ -159,7 +160,7 @@ class LoopThread:
 
     def spawn(self, work: Work[object]) -> None:
         if self.usable:
-            self._loop.call_soon_threadsafe(lambda: self._create_task(work()))
+            self._loop.call_soon_threadsafe(lambda: self._tasks.start(work()))
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -178,12 +179,6 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
         self._loop.close()
-
-    def _create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _settle_future(future: asyncio.Future[T], task: asyncio.Task[T]) -> None:

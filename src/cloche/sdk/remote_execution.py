@@ -35,6 +35,7 @@ from cloche.model import (
 from cloche.notebook import History
 from cloche.protocol import requests, responses
 from cloche.sdk.remote_server import ServerClient, ServerSocket
+from cloche.tasks import TaskSet
 
 ACCEPTED_SECONDS = 10.0  # less than the server waits for the begin
 
@@ -210,7 +211,7 @@ class RemoteExecution:
         self._answers = answers
         self._begun = False
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     async def __aenter__(self) -> RemoteExecution:
         await self._begin_once()
@@ -243,9 +244,9 @@ class RemoteExecution:
             raise responses.unexpected_answer_error(f"{type(event).__name__} in an execution")
         if isinstance(event, Ended):
             self.ended = event
-            self._start_task(self._socket.close())
+            self._tasks.start(self._socket.close())
         elif isinstance(event, Input) and self._answers is not None:
-            self._start_task(self._answer_input(self._answers, event))
+            self._tasks.start(self._answer_input(self._answers, event))
         return [event]
 
     async def result(self) -> Run:
@@ -271,17 +272,17 @@ class RemoteExecution:
 
     def interrupt(self) -> None:
         if self.ended is None:
-            self._start_task(self._send_quietly(requests.InterruptRequest()))
+            self._tasks.start(self._send_quietly(requests.InterruptRequest()))
 
     def answer(self, text: str | None) -> None:
         if self.ended is None:
-            self._start_task(self._send_quietly(requests.InputAnswerRequest(text=text)))
+            self._tasks.start(self._send_quietly(requests.InputAnswerRequest(text=text)))
 
     def answer_tools(self, results: Iterable[ToolResult]) -> None:
         for result in results:
             if self.ended is None:
                 answer = requests.ToolAnswerRequest(call_id=result.call_id, result=result.result, error=result.error)
-                self._start_task(self._send_quietly(answer))
+                self._tasks.start(self._send_quietly(answer))
 
     async def _begin_once(self) -> None:
         if not self._begun:
@@ -305,11 +306,6 @@ class RemoteExecution:
         except Exception as error:  # noqa: BLE001 - the caller's own function: the program gets its error
             message = requests.InputAnswerRequest(text=None, problem=answer_failure_message(error))
         await self._send_quietly(message)
-
-    def _start_task(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 _ASKED_LATER = object()
@@ -422,8 +418,8 @@ class RemoteProcess:
         self._room.set()
         pause = self._room.clear if asked.terminal is not None else _keep_reading
         self._events: EventQueue[ProcessEvent] = EventQueue(pause, self._room.set)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._start_task(self._read_events())
+        self._tasks = TaskSet()
+        self._tasks.start(self._read_events())
 
     async def __aenter__(self) -> RemoteProcess:
         return self
@@ -473,7 +469,7 @@ class RemoteProcess:
         read.
         """
         if self.exited is None:
-            self._start_task(self._send_signal(int(number)))
+            self._tasks.start(self._send_signal(int(number)))
 
     def close_stdin(self) -> None:
         self._send_soon(requests.CloseStdinRequest())
@@ -521,18 +517,13 @@ class RemoteProcess:
 
     def _send_soon(self, message: object) -> None:
         if self.exited is None:
-            self._start_task(self._send_quietly(message))
+            self._tasks.start(self._send_quietly(message))
 
     async def _send_quietly(self, message: object) -> None:
         try:
             await self._socket.send(message)
         except errors.Unavailable:
             pass  # the wait for its end raises it
-
-    def _start_task(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _command_fields(

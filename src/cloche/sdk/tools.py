@@ -21,6 +21,7 @@ from cloche.events import AnyEvent, Ended, Run, RunFold, ToolsCalled
 from cloche.model import MAX_TOOL_RESULT_BYTES, ToolCall, ToolResult
 from cloche.model import ToolDefinition as Offered
 from cloche.sdk import backend
+from cloche.tasks import TaskSet
 
 # The JSON schema of a function's arguments, read off its signature.
 
@@ -184,7 +185,7 @@ class ToolAnsweringExecution:
     def __init__(self, execution: backend.BackendExecution, toolbox: Toolbox):
         self._execution = execution
         self._toolbox = toolbox
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     @property
     def ended(self) -> Ended | None:
@@ -237,14 +238,9 @@ class ToolAnsweringExecution:
         for event in events:
             if isinstance(event, ToolsCalled):
                 for call in event.calls:
-                    self._begin_call(call)
+                    self._tasks.start(self._answer_call(call))
             elif isinstance(event, Ended):
                 self._cancel_calls()
-
-    def _begin_call(self, call: ToolCall) -> None:
-        task = asyncio.ensure_future(self._answer_call(call))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _answer_call(self, call: ToolCall) -> None:
         self._execution.answer_tools([await self._toolbox.result(call)])

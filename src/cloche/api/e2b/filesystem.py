@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import posixpath
 from collections.abc import AsyncGenerator
@@ -26,6 +25,7 @@ from cloche.api.http import Dialect
 from cloche.engine.sandboxes.files import DirectoryWatch, TooManyWatches
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import FileChange, User, new_id
+from cloche.tasks import TaskSet
 
 MAX_DEPTH = 4096  # no path has more parts
 KEEPALIVE: Reply = {"keepalive": {}}
@@ -85,7 +85,7 @@ def filesystem_routes(dialect: Dialect) -> list[BaseRoute]:
 class FilesystemService:
     def __init__(self) -> None:
         self._watchers: dict[Sandbox, dict[str, DirectoryWatcher]] = {}  # those that are asked for their events
-        self._until_end: set[asyncio.Task[None]] = set()
+        self._until_end = TaskSet()
 
     async def stat(self, request: Request, asked: EnvdPathRequest) -> Reply:
         user = wire.calling_user(request)
@@ -179,9 +179,7 @@ class FilesystemService:
     def _watchers_of_sandbox(self, sandbox: Sandbox) -> dict[str, DirectoryWatcher]:
         if sandbox not in self._watchers:
             self._watchers[sandbox] = {}
-            until_end = asyncio.create_task(self._remove_watchers_at_end(sandbox))
-            self._until_end.add(until_end)
-            until_end.add_done_callback(self._until_end.discard)
+            self._until_end.start(self._remove_watchers_at_end(sandbox))
         return self._watchers[sandbox]
 
     async def _remove_watchers_at_end(self, sandbox: Sandbox) -> None:

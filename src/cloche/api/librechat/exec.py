@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
@@ -37,6 +36,7 @@ from cloche.api.librechat.sessions import SPARE_SECONDS, CodeSessions
 from cloche.engine.commands.jobs import OutputCapture
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec
+from cloche.tasks import TaskSet
 
 # Runs programs in sandboxes: new ones, or those of sessions.
 
@@ -53,7 +53,7 @@ class ProgramRunner:
         self._outputs = ProgramOutputs(api.store.code_files, api.settings)
         self._sessions = CodeSessions(api, self._inputs, self._outputs)
         self._available = AvailableLanguages(self._probe_sandbox)
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = TaskSet()
 
     def place(
         self,
@@ -152,9 +152,7 @@ class ProgramRunner:
 
     def _end_sandbox(self, sandbox: Sandbox) -> None:
         """Ends the sandbox in the background: the answer is complete."""
-        ending = asyncio.create_task(sandbox.kill("its program has ended"))
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
+        self._ending.start(sandbox.kill("its program has ended"))
 
 
 def program_outcome(program: OutputCapture, wall_seconds: float) -> ProgramOutcome:

@@ -26,6 +26,7 @@ from cloche.engine.principal import current_principal, set_current_principal
 from cloche.engine.stores import Stores
 from cloche.model import Limits, Principal, Template
 from cloche.store.builds import DEFAULT_TAG, BuildLogEntry, BuiltTemplate, TemplateBuild, TemplateTag
+from cloche.tasks import TaskSet
 from cloche.telemetry import log
 
 MAX_RUNNING_BUILDS = 4  # of one owner; others wait
@@ -55,7 +56,7 @@ class Builds:
         self._logs: dict[str, BuildLog] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._starting: Counter[str] = Counter()  # by owner
-        self._failing: set[asyncio.Task[None]] = set()
+        self._failing = TaskSet()
         self._rooms: dict[str, asyncio.Semaphore] = {}
 
     async def open(self) -> None:
@@ -231,11 +232,9 @@ class Builds:
         error = None if task.cancelled() else task.exception()
         if error is not None:  # a mistake of ours: no client must wait for ever
             log.error("template_build.broke", build=build.id, error=repr(error))
-            failing = asyncio.create_task(
+            self._failing.start(
                 self._record_failure(build, said, BuildProgress(), "the server made a mistake: see its log")
             )
-            self._failing.add(failing)
-            failing.add_done_callback(self._failing.discard)
 
     def _drop_old_logs(self) -> None:
         over = [id for id in self._logs if id not in self._running]

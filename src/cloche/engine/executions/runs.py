@@ -11,10 +11,10 @@ import builtins
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,6 +27,7 @@ from cloche.event_json import decode_execution_event, encode_event
 from cloche.event_queue import EVENT_OVERHEAD_BYTES, Signal
 from cloche.events import AnyEvent, Ended, Output, Run, RunFold, RunInfo, Started, Truncated
 from cloche.store.runs import EventChunk, RunEventsPage, RunRecord, RunStore
+from cloche.tasks import TaskSet
 from cloche.telemetry import log
 
 # Encoding of a detached run's events between memory and the store. Pure.
@@ -283,7 +284,7 @@ class DetachedRuns:
         self._instance = instance
         self._limits = limits
         self._live: dict[str, DetachedExecution] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self._pruning: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
@@ -313,7 +314,7 @@ class DetachedRuns:
             del self._live[record.id]
             self._store.remove_later(record.id)
             raise
-        self._keep_task(self._remove_when_ended(run.id, run.begin(), sandbox if last else None))
+        self._tasks.start(self._remove_when_ended(run.id, run.begin(), sandbox if last else None))
         return run_info(record)
 
     async def info(self, id: str, owner: str | None) -> RunInfo:
@@ -389,11 +390,6 @@ class DetachedRuns:
                 f"{self._limits.at_once} detached runs go on, the most that one owner can have (runs.at_once): "
                 "wait for one to end, or interrupt one"
             )
-
-    def _keep_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _remove_when_ended(self, id: str, life: asyncio.Task[None], ends: Sandbox | None) -> None:
         try:

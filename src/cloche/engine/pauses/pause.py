@@ -25,6 +25,7 @@ from cloche.model import GIB, MIB, SandboxSpec, Snapshot, new_id
 from cloche.network_policy import NetworkPolicy
 from cloche.store.base import PausedFiles, RecordState, SandboxRecord, SandboxRecords
 from cloche.store.retention_clock import retention_now
+from cloche.tasks import TaskSet
 from cloche.telemetry import log
 
 if TYPE_CHECKING:
@@ -306,7 +307,7 @@ class Pauses:
         self._waking: dict[str, asyncio.Task[Sandbox]] = {}
         self._sweeping: asyncio.TimerHandle | None = None
         self._jumps = WallClockWatch(self._adjust_deadlines)
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = TaskSet()
         self._closed = False
 
     async def open(self) -> None:
@@ -361,7 +362,7 @@ class Pauses:
     def on_due(self, sandbox: Sandbox) -> None:
         """Pauses a sandbox whose deadline has passed and that is to be paused then."""
         if not self._closed:
-            self._run_later(self._pause_when_due(sandbox))
+            self._background.start(self._pause_when_due(sandbox))
 
     async def _pause_when_due(self, sandbox: Sandbox) -> None:
         """One that cannot be paused runs on, and it is tried again: to end it would lose the state it was to keep.
@@ -459,7 +460,7 @@ class Pauses:
 
     def forget(self, image: str) -> None:
         """Removes an image that is not needed any more, in the background."""
-        self._run_later(self._images.remove(image))
+        self._background.start(self._images.remove(image))
 
     async def snapshot(self, source: SandboxSource, name: str | None) -> Snapshot:
         """Raises InvalidRequest where the owner is at the limit; the image is gone then."""
@@ -540,7 +541,7 @@ class Pauses:
     def _schedule_sweep(self) -> None:
         """Expires sandboxes that have been paused for too long, now and every hour."""
         if not self._closed:
-            self._run_later(self._expire_old_pauses())
+            self._background.start(self._expire_old_pauses())
             self._sweeping = asyncio.get_running_loop().call_later(PAUSE_SWEEP_SECONDS, self._schedule_sweep)
 
     async def _expire_old_pauses(self) -> None:
@@ -554,11 +555,6 @@ class Pauses:
                     await self.end(record, PAUSED_TOO_LONG, expired=True)
                 except errors.ClocheError as error:
                     log.warning("sandbox.not_given_up", sandbox=record.id, reason=error.code)
-
-    def _run_later(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
 
 def _survives_shutdown(record: SandboxRecord) -> bool:

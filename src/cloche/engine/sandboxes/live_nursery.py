@@ -9,6 +9,7 @@ import time
 from cloche import errors
 from cloche.isolation.base import IsolationBackend, Nursery
 from cloche.model import Template
+from cloche.tasks import TaskSet
 from cloche.telemetry import log
 from cloche.templates.catalogue import hold_template
 
@@ -27,7 +28,7 @@ class LiveNursery:
         self._failure: errors.ClocheError | None = None
         self._retry_at = 0.0
         self._backoff_seconds = FIRST_BACKOFF_SECONDS
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = TaskSet()
         self._closed = False
         self._held: int | None = None
 
@@ -89,6 +90,4 @@ class LiveNursery:
         nursery, self._nursery = self._nursery, None
         if nursery is None:
             return
-        task = asyncio.create_task(nursery.aclose())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._closing.start(nursery.aclose())

@@ -19,6 +19,7 @@ from cloche.engine.sandboxes.live_nursery import LiveNursery
 from cloche.engine.sandboxes.network import open_door_listener
 from cloche.isolation.base import CellMounts, CellSpec, IsolationBackend, SandboxCell
 from cloche.model import Limits, Template, User
+from cloche.tasks import TaskSet
 from cloche.telemetry import log
 
 CALM_SECONDS = 0.02  # after a checkout, so that a refill does not compete with the new sandbox
@@ -158,7 +159,7 @@ class CellPool:
         self._refilling: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._expired = False
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = TaskSet()
         self._closed = False
 
     @property
@@ -274,9 +275,7 @@ class CellPool:
             self.start_refill()
 
     def _discard_cell(self, cell: ReadyCell) -> None:
-        task = asyncio.create_task(cell.aclose())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._closing.start(cell.aclose())
 
     def _keep_until(self, when: float | None) -> None:
         if self._expiry is not None:

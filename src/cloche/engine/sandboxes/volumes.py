@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from cloche.event_queue import Signal
 from cloche.isolation.base import CellMounts, CellSpec, CellVolume
 from cloche.model import MIB, Limits, Template, new_id
 from cloche.store.volumes import StoredVolumes, VolumeRecord, volume_not_found
+from cloche.tasks import TaskSet
 from cloche.telemetry import log
 
 # A mounted volume: its tmpfs, and the cell that reads, writes and saves its files for the host.
@@ -175,7 +176,7 @@ class VolumeRegistry:
         self._cell_supply = cell_supply
         self._vaults: dict[str, MountedVolume] = {}
         self._changing: dict[str, asyncio.Lock] = {}  # held while that volume is opened, closed or removed
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = TaskSet()
         self._closed = False
 
     # -- listing
@@ -326,7 +327,7 @@ class VolumeRegistry:
             await asyncio.shield(self._store.release(id, self._instance.name))
             raise
         self._vaults[id] = vault
-        self._run_later(self._save_at_times(vault))
+        self._background.start(self._save_at_times(vault))
         return vault
 
     def _release_volume(self, vault: MountedVolume, holder: object) -> None:
@@ -335,7 +336,7 @@ class VolumeRegistry:
 
     def _retire_later(self, vault: MountedVolume) -> None:
         if not vault.holders and self._vaults.get(vault.record.id) is vault and not self._closed:
-            self._run_later(self._retire_volume(vault))
+            self._background.start(self._retire_volume(vault))
 
     async def _retire_volume(self, vault: MountedVolume) -> None:
         """Saves a volume without holders and frees its memory. One that cannot be saved stays there."""
@@ -387,11 +388,6 @@ class VolumeRegistry:
             if before is not None:
                 await self._images.remove(before)
         return True
-
-    def _run_later(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
 
 def _check_name(name: object) -> None:
