@@ -131,12 +131,7 @@ class Engine:
         SandboxNotFound, also for a sandbox of another owner; SandboxExpired, SandboxKilled or SandboxLost.
         """
         place = await self.locate(id, owner)
-        return place.handle if isinstance(place, Sandbox) else self._handle_of(id, place.owner)
-
-    def live_handle(self, id: str) -> SandboxHandle | None:
-        """The handle of a sandbox that runs in this process, of any owner."""
-        sandbox = self._sandboxes.get(id)
-        return sandbox.handle if sandbox is not None and sandbox.record.state == "running" else None
+        return place.handle if isinstance(place, Sandbox) else self.known_handle(id, place.owner)
 
     async def locate(self, id: str, owner: str | None) -> Sandbox | SandboxRecord:
         """A sandbox that has a cell here, or the record of one paused on a disk. Raises SandboxNotFound, Gone."""
@@ -152,7 +147,8 @@ class Engine:
             return record
         raise self._absence_error(record)
 
-    def _handle_of(self, id: str, owner: str) -> SandboxHandle:
+    def known_handle(self, id: str, owner: str) -> SandboxHandle:
+        """The handle of a sandbox that is known to be that owner's. Its place is found when it is used."""
         handle = self._handles.get(id)
         if handle is None:
             handle = self._handles[id] = SandboxHandle(self, id, owner)
@@ -334,7 +330,7 @@ class Engine:
     def add(self, sandbox: Sandbox) -> None:
         """Adds a sandbox that has a cell."""
         self._sandboxes[sandbox.id] = sandbox
-        sandbox.handle = self._handle_of(sandbox.id, sandbox.spec.owner)
+        sandbox.handle = self.known_handle(sandbox.id, sandbox.spec.owner)
         sandbox.handle.here = sandbox
         self.pauses.paused_on_disk.forget(sandbox.id)
         self._store_record(sandbox.record)

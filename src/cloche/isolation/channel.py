@@ -31,8 +31,8 @@ def close_all(fds: Sequence[int]) -> None:
 
 
 def join_objects(first: bytes, second: bytes) -> bytes:
-    """One JSON object with the members of two, neither of which is empty."""
-    return first[:-1] + b"," + second[1:]
+    """One JSON object with the members of two. The first is not empty."""
+    return first if second == b"{}" else first[:-1] + b"," + second[1:]
 
 
 def _refuse_descriptors(sock: socket.socket) -> None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Literal
-from weakref import WeakKeyDictionary
 
 from cloche import errors
 from cloche.api.auth import derive_sandbox_token
@@ -153,6 +152,10 @@ class E2bSandbox(PortAccess):
         return self._info if self.handle.here is None else self.handle.here.info
 
     @property
+    def is_running(self) -> bool:
+        return self.handle.here is not None and self.handle.here.record.state == "running"
+
+    @property
     def is_paused(self) -> bool:
         return self.handle.here is None or self.handle.here.record.state == "paused"
 
@@ -174,20 +177,26 @@ class E2bSandboxes:
     def __init__(self, engine: Engine, tokens: E2bTokens):
         self.tokens = tokens
         self._engine = engine
-        self._known: WeakKeyDictionary[SandboxHandle, E2bSandbox] = WeakKeyDictionary()
+        self._known: dict[str, E2bSandbox] = {}  # those that ran when they were last used
         self._searches = asyncio.Semaphore(MAX_SIGNER_SEARCHES)
 
     def of(self, sandbox: Sandbox) -> E2bSandbox:
         """The E2bSandbox of this running sandbox."""
-        known = self._known.get(sandbox.handle)
-        if known is None:
-            known = self._known[sandbox.handle] = E2bSandbox(sandbox.info, self.tokens, sandbox.handle)
+        known = self._known.get(sandbox.id)
+        if known is None or known.handle is not sandbox.handle:
+            self._remove_ended()
+            known = self._known[sandbox.id] = E2bSandbox(sandbox.info, self.tokens, sandbox.handle)
         return known
+
+    def _remove_ended(self) -> None:
+        """An ended sandbox must not stay in memory with its environment and history."""
+        for id in [id for id, each in self._known.items() if not each.is_running]:
+            del self._known[id]
 
     def running(self, id: str) -> E2bSandbox | None:
         """The sandbox if it runs and was used before."""
-        handle = self._engine.live_handle(id)
-        return None if handle is None else self._known.get(handle)
+        known = self._known.get(id)
+        return known if known is not None and known.is_running else None
 
     async def lock(self, id: str) -> PortAccess:
         """The access data of any id, read from the records whether or not the sandbox exists or runs."""
@@ -201,10 +210,10 @@ class E2bSandboxes:
         known = self.running(id)
         if known is not None and owner in (None, known.owner):
             return known
-        handle = await self._engine.handle(id, owner)
-        if handle.here is None or handle.here.record.state != "running":
-            return E2bSandbox(await handle.info(), self.tokens, handle)
-        return self.of(handle.here)
+        info = await self._engine.describe(id, owner)
+        if info.state == "paused":
+            return E2bSandbox(info, self.tokens, self._engine.known_handle(id, info.owner))
+        return self.of(await (await self._engine.handle(id, owner)).running())
 
     async def awake(self, e2b_sandbox: E2bSandbox) -> E2bSandbox:
         """The same sandbox, running: access to a paused one resumes it.

@@ -279,11 +279,10 @@ class _KeyedCreation(NamedTuple):
         """Whether a repetition gets this sandbox: during its creation, and as long as it has its cell."""
         if not self.creation.done():
             return True
-        return (
-            not self.creation.cancelled()
-            and self.creation.exception() is None
-            and self.creation.result().sandbox.ending is None
-        )
+        if self.creation.cancelled() or self.creation.exception() is not None:
+            return False
+        here = self.creation.result().handle.here
+        return here is not None and here.ending is None
 
 
 class IdempotentCreations:

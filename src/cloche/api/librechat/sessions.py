@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import time
+import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
@@ -48,6 +49,7 @@ class CodeSession:
         self.users = 0  # that run in it, or wait
         self.used_at = 0.0
         self.handle: SandboxHandle | None = None  # of its sandbox
+        self.cell: weakref.ref[Sandbox] | None = None  # the sandbox in the cell that has its variables
         self.files: dict[str, CodeFile] = {}  # that are in /mnt/data, and in the store
         self.empty: tuple[str, ...] = ()  # directories
         self.not_kept: dict[str, int] = {}  # files that cannot be in the store, with their sizes
@@ -273,9 +275,11 @@ class CodeSessions:
         paused = session.paused
         if paused is not None:
             with contextlib.suppress(errors.Gone, errors.NotFound):  # it was killed: another is made
-                before = paused.here
-                if await paused.resume() is not before:
-                    session.lost_variables = self._config.python_state
+                await paused.resume()
+        running = session.running
+        if running is not None and session.cell is not None and session.cell() is not running:
+            session.lost_variables = self._config.python_state  # it was paused without its memory meanwhile
+            session.cell = weakref.ref(running)
 
     def _usable_sandbox(self, session: CodeSession, seconds: float) -> Sandbox | None:
         """The running sandbox, if it may run for as long as the program needs: sandboxes have a maximum lifetime."""
@@ -304,7 +308,7 @@ class CodeSessions:
         except BaseException:
             sandbox.expire_now()
             raise
-        session.handle = sandbox.handle
+        session.handle, session.cell = sandbox.handle, weakref.ref(sandbox)
         return sandbox
 
     async def _restore_workspace(
