@@ -20,6 +20,7 @@ import pytest
 
 from cloche import errors
 from cloche.config import Config
+from cloche.engine.principal import set_current_principal
 from cloche.isolation import ids
 from cloche.linux import cgroups
 from cloche.model import Template
@@ -72,6 +73,14 @@ def _no_settings_of_the_developer():
     own = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(("CLOCHE_", "CODEAPI_"))}
     yield
     os.environ.update(own)
+
+
+@pytest.fixture(autouse=True)
+def _acts_for_no_key():
+    """A principal that a test sets must not act in the next test of its worker, whose loop and context are the same."""
+    set_current_principal(None)
+    yield
+    set_current_principal(None)
 
 
 @pytest.fixture(scope="session")
