@@ -137,6 +137,8 @@ class ImageReader:
 
     def _make_symlink(self, head: _EntryHeader) -> None:
         target = self._stream.take(head.checked_size(form.MAX_TARGET_BYTES))
+        if b"\0" in target:
+            raise damaged_image("a symlink's target contains a zero byte")
         self._create_entry(head, os.symlink, target, head.name, dir_fd=self._way.fd)
         self._finish_name(head)
 
