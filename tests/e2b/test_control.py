@@ -165,6 +165,17 @@ def test_a_repeated_request_after_a_failure_is_tried_again(create):
     assert create(headers=key).status_code == 201
 
 
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_paused_sandbox_hinders_no_creation_with_a_key(api, create, stranger, memory: bool):
+    key = {"Idempotency-Key": str(uuid.uuid4())}
+    paused = create(headers=key).json()["sandboxID"]
+    assert api.post(f"/sandboxes/{paused}/pause", json={"memory": memory}).status_code == 204
+    assert create(headers={"Idempotency-Key": str(uuid.uuid4())}).status_code == 201
+    other = stranger.post("/v2/sandboxes", headers=key, json={"templateID": "base"})
+    assert other.status_code == 201 and paused not in other.text
+    assert stranger.delete(f"/sandboxes/{other.json()['sandboxID']}").status_code == 204
+
+
 def test_the_sdk_sends_its_own_key(server):
     key = str(uuid.uuid4())
     first = Sandbox.create(idempotency_key=key, **server.e2b)

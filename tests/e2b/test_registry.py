@@ -6,7 +6,6 @@ import gc
 import weakref
 
 from cloche.api.e2b.registry import E2bSandboxes, E2bTokens
-from cloche.api.e2b.sandboxes import IdempotentCreations
 from cloche.config import Config, PoolConfig
 from cloche.engine.engine import Engine
 from cloche.model import SandboxSpec
@@ -28,18 +27,3 @@ async def _used_and_killed(engine: Engine, known: E2bSandboxes) -> weakref.ref:
     await sandbox.kill()
     assert known.running(sandbox.id) is None
     return weakref.ref(sandbox)
-
-
-async def test_a_paused_sandbox_hinders_no_creation_with_a_key(bare_dir):
-    async with assemble_engine(Config(data_dir=bare_dir, pool=PoolConfig(ready=0))) as engine:
-        known, creations = E2bSandboxes(engine, E2bTokens(b"secret")), IdempotentCreations()
-
-        async def make():
-            return known.of(await engine.create(SandboxSpec(owner="alice")))
-
-        for memory in (True, False):
-            made = await creations.create_once("alice", f"first-{memory}", b"{}", make)
-            await made.handle.pause(memory=memory)
-            assert made.is_paused and not made.is_running
-            other = await creations.create_once("bob", f"second-{memory}", b"{}", make)
-            assert other.is_running and other.id != made.id

@@ -17,7 +17,7 @@ from cloche.engine.executions.streams import OutputLimiter
 from cloche.event_queue import HIGH_WATER_BYTES, EventQueue
 from cloche.events import Output, Truncated
 from cloche.guest import wire
-from cloche.isolation.channel import HostChannel
+from cloche.isolation.channel import HostChannel, join_objects
 
 TOKEN = "0123456789abcdef"
 
@@ -249,3 +249,8 @@ async def test_more_than_the_socket_holds_is_sent_in_order():
 
 def test_headers_keep_lone_surrogates():
     assert json.loads(wire.encode_frame({"a": "\ud800"})[8:]) == {"a": "\ud800"}
+
+
+def test_objects_are_joined_also_with_an_empty_one():
+    assert join_objects(b'{"a":1}', b'{"b":2}') == b'{"a":1,"b":2}'
+    assert join_objects(b'{"a":1}', b"{}") == b'{"a":1}'

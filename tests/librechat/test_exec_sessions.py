@@ -183,6 +183,22 @@ def check_ends_of_the_interpreter(client: httpx2.Client, hint: str) -> None:
     assert "killed by signal 11" in killed["stderr"] and "variables and functions of this session" in killed["stderr"]
 
 
+def check_pauses(client: httpx2.Client, server: RunningServer) -> None:
+    """By another client, with the memory and without it: only then are variables gone, which is said once."""
+    hint, headers = new_hint(), {"x-api-key": server.key}
+    for memory, there in ((True, True), (False, False)):
+        python(client, hint, "x = 1")
+        for each in httpx2.get(f"{server.url}/api/v1/sandboxes", headers=headers).json():
+            pausing = httpx2.post(
+                f"{server.url}/api/v1/sandboxes/{each['id']}/pause", headers=headers, json={"memory": memory}
+            )
+            assert pausing.status_code == 200, pausing.text
+        resumed = python(client, hint, "print('x' in globals())")
+        assert (resumed["stdout"], resumed["runtime_status"]) == (f"{there}\n", "reused")
+        assert ("variables of earlier programs are gone" in resumed["stderr"]) is not there
+        assert python(client, hint, "x = 1")["stderr"] == ""
+
+
 def check_limits(client: httpx2.Client, memory_is_enforced: bool) -> None:
     """Of memory and of space: what did not fit is named."""
     greedy = "import numpy\nprint('before', flush=True)\nx = numpy.ones(1 << 30)"
@@ -233,6 +249,8 @@ def test_sessions_keep_variables_and_come_back_after_their_end_and_after_the_ser
     hint = new_hint()
     with lasting.serving() as server, client_with(server, {"x-api-key": server.key}) as client:
         check_variables(client)
+        end_sandboxes(server)
+        check_pauses(client, server)
         make(client, hint)
         end_sandboxes(server)
         check_return(client, hint)
