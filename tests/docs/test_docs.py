@@ -21,7 +21,7 @@ from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.native import NativeApi
 from cloche.bench.rows import PACKAGE_ROWS, ROWS, SERVER_ROWS
-from cloche.cli import COMMANDS, main
+from cloche.cli import COMMANDS, GLOBAL_OPTIONS, main
 from cloche.config import CONFIG_KEYS, Config, load_config, parse_bytes
 from cloche.model import Limits, Principal, Template
 from cloche.templates import recipe
@@ -186,9 +186,15 @@ def test_every_option_of_a_command_is_documented(name: str):
     command = main.get_command(click.Context(main), name)
     assert command is not None
     subcommands = command.commands.values() if isinstance(command, click.Group) else ()
-    options = {opt for each in (command, *subcommands) for param in each.params for opt in param.opts}
+    params = [param for each in (command, *subcommands) for param in each.params if param not in GLOBAL_OPTIONS]
+    options = {opt for param in params for opt in param.opts}
     described = section(CLI, f"cloche {name}")
     assert [option for option in options if option.startswith("-") and option not in described] == []
+
+
+def test_every_global_option_is_documented():
+    described = text_of(CLI).partition("\n## ")[0]
+    assert [opt for param in GLOBAL_OPTIONS for opt in param.opts if f"`{opt}" not in described] == []
 
 
 def test_every_key_of_the_configuration_is_documented():

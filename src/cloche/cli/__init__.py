@@ -6,14 +6,14 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from cloche import errors
 from cloche.config import Config, load_config
-from cloche.telemetry import configure_logging
+from cloche.telemetry import LogFormat, LogLevel, configure_logging
 
 EXIT_CLOCHE_FAILED = 125  # exit status, apart from any that a program is likely to use
 EXIT_INTERRUPTED = 130
@@ -57,8 +57,7 @@ class LazyCommands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"cloche.cli.{cmd_name}").command
-        return command
+        return _load_command(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -74,25 +73,65 @@ class LazyCommands(click.Group):
             ctx.exit(EXIT_INTERRUPTED)
 
 
-@click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--config", "file", type=click.Path(), help="Configuration file, instead of ./cloche.toml.")
-# The code that reads the file reports errors, with Cloche's own message.
-@click.option("--data-dir", type=click.Path(readable=False), help="Directory of templates and records.")
-@click.option("--backend", help='Isolation of sandboxes: "namespaces", or "plain-unsafe" for none at all.')
-@click.option(
-    "--log", "log_format", type=click.Choice(["console", "json"]), default="console", help="Form of log lines."
+@functools.cache
+def _load_command(name: str) -> click.Command:
+    return add_global_options(importlib.import_module(f"cloche.cli.{name}").command)
+
+
+class GlobalOptions:
+    """The options of every command. Of one that is given twice, before and after the command, the last counts."""
+
+    def __init__(self) -> None:
+        self.config_file: str | None = None
+        self.flags: dict[str, str] = {}  # of the configuration, by their keys
+        self.log_format: LogFormat = "console"
+        self.log_level: LogLevel = "warning"
+
+    def set(self, name: str, value: Any) -> None:
+        if name == "verbose":
+            self.log_level = "info" if value else "warning"
+        elif name in ("config_file", "log_format"):
+            setattr(self, name, value)
+        else:
+            self.flags[name] = value
+        configure_logging(self.log_format, self.log_level)
+
+
+def _set_global_option(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    """An option's callback."""
+    if value is not None:
+        ctx.find_root().ensure_object(GlobalOptions).set(str(param.name), value)
+
+
+GLOBAL_OPTIONS = tuple(
+    click.Option(names, expose_value=False, callback=_set_global_option, **attributes)
+    for names, attributes in (
+        (["--config", "config_file"], {"type": click.Path(), "help": "Configuration file, instead of ./cloche.toml."}),
+        # The code that reads the file reports errors, with Cloche's own message.
+        (["--data-dir"], {"type": click.Path(readable=False), "help": "Directory of templates and records."}),
+        (["--backend"], {"help": 'Isolation of sandboxes: "namespaces", or "plain-unsafe" for none at all.'}),
+        (["--log", "log_format"], {"type": click.Choice(["console", "json"]), "help": "Form of log lines."}),
+        (["-v", "--verbose"], {"is_flag": True, "default": None, "help": "Log more than warnings."}),
+    )
 )
-@click.option("-v", "--verbose", is_flag=True, help="Log more than warnings.")
+
+
+def add_global_options(command: click.Command) -> click.Command:
+    """Adds them to a command and its subcommands."""
+    command.params.extend(GLOBAL_OPTIONS)
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        add_global_options(each)
+    return command
+
+
+@click.group(cls=LazyCommands, params=list(GLOBAL_OPTIONS), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cloche", prog_name="cloche")
 @click.pass_context
-def main(
-    ctx: click.Context, file: str | None, data_dir: str | None, backend: str | None, log_format: str, verbose: bool
-) -> None:
+def main(ctx: click.Context) -> None:
     """Run untrusted code in isolated, pre-warmed sandboxes."""
     _occupy_streams()
-    configure_logging("json" if log_format == "json" else "console", "info" if verbose else "warning")
-    flags = {"data_dir": data_dir, "backend": backend}
-    ctx.obj = functools.partial(_load_config, file, flags)
+    options = ctx.ensure_object(GlobalOptions)
+    configure_logging(options.log_format, options.log_level)
 
 
 def _occupy_streams() -> None:
@@ -106,11 +145,7 @@ def _occupy_streams() -> None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
 
-def _load_config(file: str | None, flags: dict[str, Any], more: Mapping[str, Any]) -> Config:
-    return load_config(file, flags={**flags, **more})
-
-
 def load_command_config(flags: Mapping[str, Any] | None = None) -> Config:
     """Loads the configuration of the running command, with its own flags by their keys. Raises InvalidConfig."""
-    loading: Callable[[Mapping[str, Any]], Config] = click.get_current_context().find_root().obj
-    return loading(flags or {})
+    options = click.get_current_context().find_root().ensure_object(GlobalOptions)
+    return load_config(options.config_file, flags={**options.flags, **(flags or {})})

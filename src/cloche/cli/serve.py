@@ -129,6 +129,7 @@ def command(
     network = {"network.allow": allow or None, "network.deny": deny or None, "packages.enabled": packages}
     config = load_command_config({**{f"server.{name}": value for name, value in flags.items()}, **network})
     log.level = "debug" if log.level == "debug" else "info"
+    click.echo(f"data directory {config.data_dir} ({config.origins['data_dir']})")
     silence_uvicorn()
     _check_exposure(config, insecure_no_auth)
     check_tls(config.server)
