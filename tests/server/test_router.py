@@ -9,7 +9,7 @@ import pytest
 from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from cloche.api.router import PathIndexRouter
+from cloche.api.dialect import PathIndexRouter
 
 
 class _Named:

@@ -11,13 +11,12 @@ from starlette.types import Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.dialect import encoded_json_reply
+from cloche.api.dialect import PathIndexRouter, encoded_json_reply
 from cloche.api.http import DialectEndpoint
 from cloche.api.native.context import NativeContext
 from cloche.api.native.openapi import openapi_document
 from cloche.api.native.routes import api_operations, socket_operations
 from cloche.api.native.sockets import SocketEndpoint
-from cloche.api.router import PathIndexRouter
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.protocol import API_PREFIX, responses

@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from cloche.api.auth import Gatekeeper
+from cloche.api.dialect import PathIndexRouter
 from cloche.api.http import DialectEndpoint
 from cloche.api.openai.chat import ChatRoutes
 from cloche.api.openai.containers import ContainerFileRoutes, ContainerRoutes
@@ -20,7 +21,6 @@ from cloche.api.openai.conversations import ConversationLocks, ConversationRoute
 from cloche.api.openai.files import OpenAiFileRoutes
 from cloche.api.openai.models import ModelRoutes
 from cloche.api.openai.responses import ResponseRoutes
-from cloche.api.router import PathIndexRouter
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.gateway.gateway import Gateway
