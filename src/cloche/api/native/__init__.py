@@ -22,7 +22,7 @@ from cloche.engine.engine import Engine
 from cloche.protocol import API_PREFIX, responses
 
 
-class NativeApi:
+class NativeApi(PathIndexRouter):
     """Serves requests under `/api/v1`. Its errors are `{"error": {"code": .., "message": .., "request_id": ..}}`."""
 
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config):
@@ -38,10 +38,7 @@ class NativeApi:
             for path in {API_PREFIX + each.path for each in table}
         ]
         self.routes = routes
-        self._router = PathIndexRouter(routes, self._answer_missing_route)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._router(scope, receive, send)
+        super().__init__(routes, self._answer_missing_route)
 
     async def _serve_openapi_document(self, request: Request) -> Response:
         return encoded_json_reply(self._document)
