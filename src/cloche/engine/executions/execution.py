@@ -201,7 +201,7 @@ class Execution:
         self.ended: Ended | None = None
         self._context = context
         self._code = encode_program(request.code)
-        self._answers = make_input_answers(input)
+        self._answers = None if input is None else make_input_answers(input)
         self._settings = encode_settings(request, context.limits, input is not None and input is not False)
         self._timeout_seconds = timeout_seconds
         self._rounds = None if offer is None else ToolRounds(offer, self._on_round)
