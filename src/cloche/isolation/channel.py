@@ -30,6 +30,22 @@ def close_all(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
+def clean_text(text: str, limit: int) -> str:
+    """`text` from a guest, cut to `limit` characters and without lone surrogates, so that it can be encoded."""
+    text = text[:limit]
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
+def require_protocol(condition: bool, what: str) -> None:
+    """Raises WireError with `what`, the rule that a guest broke, unless `condition`."""
+    if not condition:
+        raise wire.WireError(what)
+
+
 def join_objects(first: bytes, second: bytes) -> bytes:
     """One JSON object with the members of two. The first is not empty."""
     return first if second == b"{}" else first[:-1] + b"," + second[1:]

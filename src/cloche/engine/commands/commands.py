@@ -13,8 +13,9 @@ from cloche import errors
 from cloche.engine.commands.jobs import CommandJob, CommandJobs, OutputCapture
 from cloche.engine.commands.process import SandboxProcess
 from cloche.engine.commands.program import ProgramSpec, PythonScript, SandboxProgram
-from cloche.engine.sandboxes.init_client import InitClient, clean_text
+from cloche.engine.sandboxes.init_client import InitClient
 from cloche.events import Exited, ProcessResult
+from cloche.isolation.channel import clean_text
 from cloche.model import (
     Limits,
     ProcessInfo,

@@ -18,12 +18,11 @@ from cloche.engine.executions.program_time import FreezeCallback, PausableTimer
 from cloche.engine.executions.streams import OutputLimiter, memory_of_text
 from cloche.engine.executions.tools import ToolOffer, ToolRounds, tool_call_bytes
 from cloche.engine.sandboxes.endings import KernelExit, out_of_memory_reason
-from cloche.engine.sandboxes.init_client import require_protocol
 from cloche.event_queue import EventQueue
 from cloche.events import AnyEvent, Ended, Input, Output, Run, RunFold, Started, ToolsCalled
 from cloche.guest import wire
 from cloche.input_answers import NO_MORE_ANSWERS, InputSource, answer_failure_message, make_input_answers
-from cloche.isolation.channel import Header, join_objects
+from cloche.isolation.channel import Header, join_objects, require_protocol
 from cloche.model import DisplayOptions, ExecutionRequest, Limits, Outcome, Stream, ToolResult, Usage
 
 if TYPE_CHECKING:

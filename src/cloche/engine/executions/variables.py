@@ -8,8 +8,8 @@ import secrets
 import msgspec
 
 from cloche import errors
-from cloche.engine.sandboxes.init_client import InitClient, clean_text
-from cloche.isolation.channel import Header
+from cloche.engine.sandboxes.init_client import InitClient
+from cloche.isolation.channel import Header, clean_text
 from cloche.model import Variable, Variables
 
 INSPECTION_SECONDS = 5.0

@@ -22,14 +22,13 @@ from cloche.engine.sandboxes.init_client import (
     InitReply,
     PipeWriter,
     check_regular_file,
-    clean_text,
     read_whole_file,
     take_only_fd,
 )
 from cloche.event_queue import Signal
 from cloche.file_content import Chunk, Chunks, Content, encode_chunk, encode_chunks
 from cloche.guest import wire
-from cloche.isolation.channel import Header
+from cloche.isolation.channel import Header, clean_text
 from cloche.model import (
     GIB,
     MAX_WAITING_CHANGES,

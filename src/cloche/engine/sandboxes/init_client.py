@@ -20,7 +20,7 @@ from cloche.engine.operations.audit import ActionRecorder, ignore_action
 from cloche.event_queue import QueueBudget, Signal
 from cloche.guest import wire
 from cloche.isolation.base import SandboxCell
-from cloche.isolation.channel import Header, HostChannel, close_all
+from cloche.isolation.channel import Header, HostChannel, clean_text, close_all
 from cloche.linux import syscalls
 
 T = TypeVar("T")
@@ -77,6 +77,7 @@ class InitClient:
 
     def __init__(self, cell: SandboxCell):
         self.cell = cell
+        self.alive = True  # until the channel is closed, by either side
         self.time = ProgramTime()  # stands still while those do that init has started
         self.unread = QueueBudget()  # of its programs' output
         self.on_lost: Callable[[str], None] | None = None
@@ -98,10 +99,6 @@ class InitClient:
         self._sown_at = self._loop.time()
         self._channel = HostChannel(cell.socket, self._on_frame, self._on_closed)
         cell.listen(self._on_header)
-
-    @property
-    def alive(self) -> bool:
-        return not self._channel.closed
 
     def is_there(self) -> bool:
         """As `alive`, after reading all frames that the event loop has not read yet: init may have died long ago."""
@@ -278,6 +275,7 @@ class InitClient:
             future.set_exception(error)
 
     def _on_closed(self, why: str) -> None:
+        self.alive = False
         self._why_closed = why
         if self._watch is not None:
             self._watch.cancel()
@@ -307,16 +305,6 @@ def error_from_init(described: object) -> errors.ClocheError:
     return ERRORS_BY_CODE[code](clean_text(message, MAX_MESSAGE))
 
 
-def clean_text(text: str, limit: int) -> str:
-    """`text` from a guest, cut to `limit` characters and without lone surrogates, so that it can be encoded."""
-    text = text[:limit]
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace").decode()
-    return text
-
-
 def _close_unclaimed_fds(answered: asyncio.Future[InitReply]) -> None:
     """Closes the fds of an answer that came as its caller was cancelled."""
     if answered.done() and not answered.cancelled() and answered.exception() is None:
@@ -330,12 +318,6 @@ def _reply_fields(header: Header) -> dict[str, Any]:
     if not isinstance(ok, dict):
         raise errors.ProtocolViolation("the guest's init sent an answer without a result")
     return ok
-
-
-def require_protocol(condition: bool, what: str) -> None:
-    """Raises WireError with `what`, the rule that a guest broke, unless `condition`."""
-    if not condition:
-        raise wire.WireError(what)
 
 
 # Descriptors that a guest passed: checking their kind, and reading and writing without blocking the loop.
