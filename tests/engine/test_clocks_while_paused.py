@@ -12,7 +12,7 @@ from cloche.engine.commands import program
 from cloche.engine.engine import Engine
 from cloche.engine.executions import execution as stopping
 from cloche.engine.executions.execution import Execution
-from cloche.engine.executions.program_time import PausableTimer, ProgramTime
+from cloche.engine.executions.program_limits import PausableTimer, ProgramTime
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Output
 from cloche.model import SandboxSpec

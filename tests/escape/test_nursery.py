@@ -22,10 +22,9 @@ import pytest
 from cloche import errors
 from cloche.config import Config, PoolConfig
 from cloche.engine.engine import Engine
-from cloche.engine.executions.streams import OutputPipe
 from cloche.engine.instance import Instance
-from cloche.engine.sandboxes.init_client import PipeWriter
 from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.isolation.channel import OutputPipe, PipeWriter
 from cloche.isolation.conformance.claims import whole_program
 from cloche.isolation.namespaces import NamespacesBackend
 from cloche.linux import cgroups

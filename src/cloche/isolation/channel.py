@@ -1,12 +1,18 @@
-"""Frames over a UNIX socket, on the event loop. The other side is hostile."""
+"""Frames over a UNIX socket, and bytes over pipes, on the event loop. The other side is hostile."""
 
 from __future__ import annotations
 
 import array
 import asyncio
 import contextlib
+import errno
+import fcntl
 import os
 import socket
+import stat
+import struct
+import termios
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -261,3 +267,184 @@ class HostChannel:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+
+# Pipes and terminals that a guest passed, read and written without ever blocking.
+
+PIPE_READ_BYTES = 64 << 10
+MAX_CAPACITY_BYTES = 1 << 20
+PIPE_BYTES = 1 << 20
+
+
+class _ReadBuffer(threading.local):
+    """The read buffer of all pipes of a thread: a new one each time would be 64 KiB of zeros to write."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(PIPE_READ_BYTES))
+
+
+_read_buffer = _ReadBuffer()
+
+
+class OutputPipe:
+    """Passes the bytes of `fd` to `on_data`; calls `on_end` once when all writers are gone. Owns `fd`.
+
+    `gate`, if given, is called before each read; when it returns False, nothing is read this time.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        on_data: Callable[[bytes], None],
+        on_end: Callable[[], None] | None = None,
+        gate: Callable[[], bool] | None = None,
+    ):
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._on_data = on_data
+        self._on_end = on_end
+        self._gate = gate
+        self._loop = asyncio.get_running_loop()
+        self._reading = False
+        self.closed = False
+
+    def resume(self) -> None:
+        if not self.closed and not self._reading:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._on_readable)
+
+    def pause(self) -> None:
+        if not self.closed and self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def read_now(self) -> int:
+        """Reads once, without waiting: the number of bytes, 0 when there is nothing now or ever."""
+        if self.closed:
+            return 0
+        try:
+            data = read_available(self._fd)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:  # EIO: the other side of a PTY was closed
+            data = b""
+        if data:
+            self._on_data(data)
+        else:
+            self.close()
+            if self._on_end is not None:
+                self._on_end()
+        return len(data)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The most bytes that were written before now and are not read yet; later bytes are newer."""
+        try:
+            return min(fcntl.fcntl(self._fd, fcntl.F_GETPIPE_SZ), MAX_CAPACITY_BYTES)
+        except OSError:  # a terminal, or closed
+            return MAX_CAPACITY_BYTES
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.pause()
+        self.closed = True
+        os.close(self._fd)
+
+    def _on_readable(self) -> None:
+        if self._gate is None or self._gate():
+            self.read_now()
+
+
+def read_available(fd: int) -> bytes:
+    """Up to PIPE_READ_BYTES that are there now; b"" at the end. Raises BlockingIOError if there is nothing.
+
+    Whether `os.read` waits is a property of the open file, which the guest that passed it shares with us and can change
+    at any moment; this asks for it call by call. (Terminals, and pipes before Linux 6.4, do not know it.)
+    """
+    view = _read_buffer.view
+    try:
+        return bytes(view[: os.preadv(fd, [view], -1, os.RWF_NOWAIT)])
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+    return os.read(fd, PIPE_READ_BYTES)
+
+
+def write_available(fd: int, data: memoryview) -> int:
+    """The same for writing: how many bytes were taken. Raises BlockingIOError if there is no room."""
+    try:
+        return os.pwritev(fd, [data], -1, os.RWF_NOWAIT)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+    return os.write(fd, data)
+
+
+def is_readable_pipe(fd: int) -> bool:
+    """Whether a descriptor that a guest passed is a pipe, or a terminal for a PTY."""
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or (stat.S_ISCHR(mode) and os.isatty(fd))
+
+
+class PipeWriter:
+    """Writes to a pipe or terminal that a guest reads, on the event loop. Owns `fd`."""
+
+    def __init__(self, fd: int):
+        os.set_blocking(fd, False)
+        self._fd: int | None = fd
+        self._room: asyncio.Future[None] | None = None  # done when there is room to write, or nothing to write to
+        self._turn = asyncio.Lock()
+        with contextlib.suppress(OSError):  # EPERM: this user has too many large pipes; small ones work
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    async def write(self, data: bytes) -> None:
+        """Waits until all is in the pipe. Raises BrokenPipeError when the reader is gone, or after `close`."""
+        async with self._turn:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[await self._write_some(rest) :]
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Gives a terminal that size. Raises OSError if it is none, or after `close`."""
+        if self._fd is None:
+            raise BrokenPipeError("closed")
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    @property
+    def closed(self) -> bool:
+        return self._fd is None
+
+    def close(self) -> None:
+        """Callers that wait in `write` get BrokenPipeError."""
+        if self._fd is not None:
+            asyncio.get_running_loop().remove_writer(self._fd)
+            os.close(self._fd)
+            self._fd = None
+        if self._room is not None:
+            _set_done(self._room)
+
+    async def _write_some(self, data: memoryview) -> int:
+        if self._fd is None:
+            raise BrokenPipeError("closed")
+        try:
+            return write_available(self._fd, data)
+        except (BlockingIOError, InterruptedError):
+            await self._wait_for_room(self._fd)
+            return 0
+
+    async def _wait_for_room(self, fd: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._room = loop.create_future()
+        loop.add_writer(fd, _set_done, self._room)
+        try:
+            await self._room
+        finally:
+            self._room = None
+            if self._fd is not None:
+                loop.remove_writer(fd)
+
+
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

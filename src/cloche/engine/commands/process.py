@@ -9,7 +9,7 @@ from types import TracebackType
 
 from cloche import errors
 from cloche.engine.commands.program import SandboxProgram
-from cloche.engine.executions.streams import OutputLimiter
+from cloche.engine.executions.program_limits import OutputLimiter
 from cloche.engine.sandboxes.init_client import InitClient
 from cloche.event_queue import EventQueue
 from cloche.events import AnyEvent, Exited, Output, ProcessEvent, ProcessResult, Truncated

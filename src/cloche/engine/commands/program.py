@@ -10,11 +10,10 @@ from typing import Any
 
 from cloche import errors
 from cloche.engine.executions import kernel
-from cloche.engine.executions.program_time import FreezeCallback, PausableTimer
-from cloche.engine.executions.streams import OutputPipe, is_readable_pipe
-from cloche.engine.sandboxes.init_client import InitClient, InitReply, PipeWriter
+from cloche.engine.executions.program_limits import FreezeCallback, PausableTimer
+from cloche.engine.sandboxes.init_client import InitClient, InitReply
 from cloche.events import Exited
-from cloche.isolation.channel import Header, close_all
+from cloche.isolation.channel import Header, OutputPipe, PipeWriter, close_all, is_readable_pipe
 from cloche.model import Outcome, Stream, Struct, Usage, check_terminal_size
 
 KILL_SECONDS = 10.0

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from cloche import errors
 from cloche.engine.executions import kernel
 from cloche.engine.executions.kernel import KernelClient
-from cloche.engine.executions.program_time import FreezeCallback, PausableTimer
-from cloche.engine.executions.streams import OutputLimiter, memory_of_text
+from cloche.engine.executions.program_limits import FreezeCallback, OutputLimiter, PausableTimer, memory_of_text
 from cloche.engine.executions.tools import ToolOffer, ToolRounds, tool_call_bytes
 from cloche.engine.sandboxes.endings import KernelExit, out_of_memory_reason
 from cloche.event_queue import EventQueue

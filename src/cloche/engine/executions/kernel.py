@@ -14,14 +14,21 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cloche import errors
-from cloche.engine.executions.streams import OutputPipe
 from cloche.engine.executions.variables import VariableInspection
 from cloche.engine.sandboxes.endings import KernelExit, kernel_start_error
 from cloche.engine.sandboxes.init_client import InitClient, is_kernel_reply
 from cloche.events import Bundle, Cleared, Display, Input, Raised, Wrote
 from cloche.guest import wire
 from cloche.isolation.base import FirstKernel
-from cloche.isolation.channel import Header, HostChannel, clean_text, close_all, join_objects, require_protocol
+from cloche.isolation.channel import (
+    Header,
+    HostChannel,
+    OutputPipe,
+    clean_text,
+    close_all,
+    join_objects,
+    require_protocol,
+)
 from cloche.mime_types import BINARY_MIMES
 from cloche.model import FileInfo, Stream, Variables
 

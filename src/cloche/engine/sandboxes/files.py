@@ -20,7 +20,6 @@ from cloche.engine.sandboxes.init_client import (
     CHUNK_BYTES,
     InitClient,
     InitReply,
-    PipeWriter,
     check_regular_file,
     read_whole_file,
     take_only_fd,
@@ -28,7 +27,7 @@ from cloche.engine.sandboxes.init_client import (
 from cloche.event_queue import Signal
 from cloche.file_content import Chunk, Chunks, Content, encode_chunk, encode_chunks
 from cloche.guest import wire
-from cloche.isolation.channel import Header, clean_text
+from cloche.isolation.channel import Header, PipeWriter, clean_text
 from cloche.model import (
     GIB,
     MAX_WAITING_CHANGES,

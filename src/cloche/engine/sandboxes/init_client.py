@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import os
 import socket
 import stat
-import struct
-import termios
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from cloche import errors
-from cloche.engine.executions.program_time import ProgramTime
-from cloche.engine.executions.streams import is_readable_pipe, write_available
+from cloche.engine.executions.program_limits import ProgramTime
 from cloche.engine.operations.audit import ActionRecorder, ignore_action
 from cloche.event_queue import QueueBudget, Signal
 from cloche.guest import wire
 from cloche.isolation.base import SandboxCell
-from cloche.isolation.channel import Header, HostChannel, clean_text, close_all
+from cloche.isolation.channel import Header, HostChannel, clean_text, close_all, is_readable_pipe
 from cloche.linux import syscalls
 
 T = TypeVar("T")
@@ -320,10 +315,9 @@ def _reply_fields(header: Header) -> dict[str, Any]:
     return ok
 
 
-# Descriptors that a guest passed: checking their kind, and reading and writing without blocking the loop.
+# Descriptors that a guest passed: checking their kind, and reading files.
 
 CHUNK_BYTES = 1 << 20
-PIPE_BYTES = 1 << 20
 
 # File systems whose "regular files" are doors into a kernel or a daemon.
 REFUSED_FILESYSTEMS = frozenset(
@@ -384,66 +378,3 @@ def read_whole_file(fd: int, size: int) -> bytes:
     while len(content) < size and (rest := os.pread(fd, size - len(content), len(content))):
         content += rest
     return content
-
-
-class PipeWriter:
-    """Writes to a pipe or terminal that a guest reads, on the event loop. Owns `fd`."""
-
-    def __init__(self, fd: int):
-        os.set_blocking(fd, False)
-        self._fd: int | None = fd
-        self._room: asyncio.Future[None] | None = None  # done when there is room to write, or nothing to write to
-        self._turn = asyncio.Lock()
-        with contextlib.suppress(OSError):  # EPERM: this user has too many large pipes; small ones work
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-
-    async def write(self, data: bytes) -> None:
-        """Waits until all is in the pipe. Raises BrokenPipeError when the reader is gone, or after `close`."""
-        async with self._turn:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[await self._write_some(rest) :]
-
-    def resize(self, rows: int, columns: int) -> None:
-        """Gives a terminal that size. Raises OSError if it is none, or after `close`."""
-        if self._fd is None:
-            raise BrokenPipeError("closed")
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    @property
-    def closed(self) -> bool:
-        return self._fd is None
-
-    def close(self) -> None:
-        """Callers that wait in `write` get BrokenPipeError."""
-        if self._fd is not None:
-            asyncio.get_running_loop().remove_writer(self._fd)
-            os.close(self._fd)
-            self._fd = None
-        if self._room is not None:
-            _set_done(self._room)
-
-    async def _write_some(self, data: memoryview) -> int:
-        if self._fd is None:
-            raise BrokenPipeError("closed")
-        try:
-            return write_available(self._fd, data)
-        except (BlockingIOError, InterruptedError):
-            await self._wait_for_room(self._fd)
-            return 0
-
-    async def _wait_for_room(self, fd: int) -> None:
-        loop = asyncio.get_running_loop()
-        self._room = loop.create_future()
-        loop.add_writer(fd, _set_done, self._room)
-        try:
-            await self._room
-        finally:
-            self._room = None
-            if self._fd is not None:
-                loop.remove_writer(fd)
-
-
-def _set_done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

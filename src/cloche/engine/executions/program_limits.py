@@ -1,12 +1,19 @@
-"""Timers that can be held, and that stop while the programs of a sandbox are frozen."""
+"""The limits of a program, of an execution or a command: its time, which stops while it is frozen, and its output."""
 
 from __future__ import annotations
 
 import asyncio
+import codecs
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
+
+from cloche.events import AnyEvent, Output, Truncated
+from cloche.model import Stream
+
+# Timers that can be held, and that stop while the programs of a sandbox are frozen.
 
 
 class ProgramTimeFollower(Protocol):
@@ -149,3 +156,113 @@ class FreezeCallback:
 
 def _ignore_end() -> None:
     """The callback of a stopped timer."""
+
+
+# Decodes, coalesces and bounds a program's output.
+
+COALESCE_SECONDS = 0.005
+COALESCE_BYTES = 64 << 10
+
+PARSED_BYTES_FACTOR = 2  # JSON of displays may take twice the limit once more, as the objects that it becomes
+
+Emit = Callable[[AnyEvent, int], None]  # an event, and how much memory its content takes
+
+_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+def memory_of_text(text: str) -> int:
+    """The memory that a text takes: with a single emoji in it, four bytes for every character."""
+    return sys.getsizeof(text)
+
+
+class OutputLimiter:
+    """Turns the bytes of stdout and stderr into Output events, up to `limit_bytes` together with all displays.
+
+    Output over the limit is counted and dropped: never kept, never a reason to stop the program.
+    """
+
+    def __init__(self, emit: Emit, limit_bytes: int):
+        self._emit = emit
+        self._limit = limit_bytes
+        self._room = limit_bytes
+        self._parsed_room = limit_bytes * PARSED_BYTES_FACTOR
+        self._decoders = {"stdout": _decoder("replace"), "stderr": _decoder("replace")}
+        self._dropped: dict[str, int] = {}
+        self._stream: Stream = "stdout"
+        self._texts: list[str] = []
+        self._size = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def feed(self, stream: Stream, data: bytes) -> None:
+        """More bytes of that stream."""
+        if len(data) > self._room:
+            self.drop(stream, len(data) - self._room)
+            data = data[: self._room]
+        if not data:
+            return
+        self._room -= len(data)
+        self._add_text(stream, self._decoders[stream].decode(data), len(data))
+
+    def charge(self, size: int, parsed_bytes: int = 0) -> bool:
+        """Whether a display of that size still fits; if so it is counted, else it is dropped and counted as that.
+
+        `parsed_bytes`: the memory of its parsed JSON. It has a limit of its own, which only JSON that is made to be
+        large meets (`[[],[],..]` takes 30 times its length), so that the memory of an execution is bounded as well.
+        """
+        if size > self._room or parsed_bytes > self._parsed_room:
+            self.drop("display", size)
+            return False
+        self._room -= size
+        self._parsed_room -= parsed_bytes
+        return True
+
+    def drop(self, stream: str, size: int) -> None:
+        self._dropped[stream] = self._dropped.get(stream, 0) + size
+
+    def flush(self) -> None:
+        """Emits the buffered text. To be called before any other event is emitted."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._texts:
+            return
+        text = "".join(self._texts)
+        self._texts, self._size = [], 0
+        self._emit(Output(stream=self._stream, text=text), memory_of_text(text))
+
+    def finish(self) -> None:
+        """Emits the rest, then a Truncated event for each stream with dropped bytes, and one last line on stderr."""
+        streams: tuple[Stream, Stream] = ("stdout", "stderr")
+        for stream in streams:
+            tail = self._decoders[stream].decode(b"", final=True)
+            if tail and stream not in self._dropped:
+                self._add_text(stream, tail, len(tail))
+        self.flush()
+        for name, size in self._dropped.items():
+            self._emit(Truncated(stream=name, dropped_bytes=size), 0)
+        if self._dropped:
+            self._emit(Output(stream="stderr", text=self._truncation_notice()), 0)
+
+    def close(self) -> None:
+        """Emits nothing any more, and drops its reference to the callback."""
+        self._emit = _ignore_event
+
+    def _add_text(self, stream: Stream, text: str, size: int) -> None:
+        if stream != self._stream:
+            self.flush()
+            self._stream = stream
+        if text:
+            self._texts.append(text)
+        self._size += size
+        if self._size >= COALESCE_BYTES:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(COALESCE_SECONDS, self.flush)
+
+    def _truncation_notice(self) -> str:
+        parts = ", ".join(f"{size} bytes of {name}" for name, size in self._dropped.items())
+        return f"\n[cloche] the output limit of {self._limit} bytes was reached; dropped: {parts}\n"
+
+
+def _ignore_event(_event: AnyEvent, _size: int) -> None:
+    """The callback of a closed limiter."""
