@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloche.event_json import count_json_values
+from cloche.events import count_json_values
 
 
 @pytest.mark.parametrize(

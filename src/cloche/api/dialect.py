@@ -28,7 +28,7 @@ from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.handle import SandboxHandle
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.event_json import encode_json
+from cloche.events import encode_json
 from cloche.model import Principal
 
 T = TypeVar("T")

@@ -8,13 +8,10 @@ from typing import Any
 import msgspec
 
 from cloche import errors
-from cloche.event_json import DisplayMessage, binary_mimes, decode_binary, to_display
-from cloche.event_json import decode_json as decode_json
-from cloche.event_json import encode_event as encode_event
-from cloche.event_json import encode_json as encode_json
 from cloche.events import (
     AnyEvent,
     Cleared,
+    DisplayMessage,
     Ended,
     Event,
     Exited,
@@ -29,7 +26,13 @@ from cloche.events import (
     ToolsCalled,
     Truncated,
     Wrote,
+    binary_mimes,
+    decode_binary,
+    to_display,
 )
+from cloche.events import decode_json as decode_json
+from cloche.events import encode_event as encode_event
+from cloche.events import encode_json as encode_json
 from cloche.model import Limits, Struct, Variable
 from cloche.network_policy import NetworkEntry, NetworkRule
 from cloche.notebook import Cell

@@ -12,8 +12,7 @@ import msgspec
 
 from cloche import errors
 from cloche.config.sections import RunsConfig
-from cloche.event_json import encode_event
-from cloche.events import Ended
+from cloche.events import Ended, encode_event
 from cloche.model import Outcome, Struct
 from cloche.store.base import CheckAllowance, allow_anything
 from cloche.store.database import Database, Unusable, Work

@@ -16,7 +16,7 @@ import msgspec
 
 from cloche import errors
 from cloche.api.librechat.replies import LibreChatRefusal, is_code_id, quote_ascii_name
-from cloche.event_json import count_json_values
+from cloche.events import count_json_values
 from cloche.model import MIB, Struct, ToolDefinition, ToolLanguage, ToolResult, tools_by_identifier
 
 DATA_DIRECTORY = "/mnt/data/"

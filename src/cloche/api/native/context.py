@@ -14,7 +14,7 @@ from cloche import errors
 from cloche.api.auth import OPERATOR_STATE
 from cloche.api.dialect import DialectContext, invalid_type, json_reply
 from cloche.api.http import read_whole_body, request_id_of, status_of
-from cloche.event_json import decode_json
+from cloche.events import decode_json
 from cloche.model import Principal
 from cloche.protocol import OWN_ONLY_HEADER, responses
 

@@ -23,9 +23,19 @@ from cloche.config.sections import RunsConfig as Limits
 from cloche.engine.executions.execution import RUN_ID_LENGTH, Execution
 from cloche.engine.instance import Instance
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.event_json import decode_execution_event, encode_event
 from cloche.event_queue import EVENT_OVERHEAD_BYTES, Signal
-from cloche.events import AnyEvent, Ended, Output, Run, RunFold, RunInfo, Started, Truncated
+from cloche.events import (
+    AnyEvent,
+    Ended,
+    Output,
+    Run,
+    RunFold,
+    RunInfo,
+    Started,
+    Truncated,
+    decode_execution_event,
+    encode_event,
+)
 from cloche.store.runs import EventChunk, RunEventsPage, RunRecord, RunStore
 from cloche.tasks import TaskSet
 from cloche.telemetry import log
