@@ -13,8 +13,7 @@ from cloche import errors
 from cloche.engine.commands.process import SandboxProcess
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.event_queue import EVENT_OVERHEAD_BYTES, HIGH_WATER_BYTES
-from cloche.events import Exited, Output, Truncated
+from cloche.events import EVENT_OVERHEAD_BYTES, HIGH_WATER_BYTES, Exited, Output, Truncated
 from cloche.model import SandboxSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloche.event_queue import HIGH_WATER_BYTES, LEAST_QUEUE_BYTES, SANDBOX_QUEUE_BYTES, EventQueue, QueueBudget
+from cloche.events import HIGH_WATER_BYTES, LEAST_QUEUE_BYTES, SANDBOX_QUEUE_BYTES, EventQueue, QueueBudget
 
 BLOCK = 64 << 10
 

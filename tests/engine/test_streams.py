@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from cloche.engine.executions import kernel
 from cloche.engine.executions.kernel import MarkedStream
 from cloche.engine.executions.program_limits import OutputLimiter
-from cloche.event_queue import HIGH_WATER_BYTES, EventQueue
-from cloche.events import Output, Truncated
+from cloche.events import HIGH_WATER_BYTES, EventQueue, Output, Truncated
 from cloche.guest import wire
 from cloche.isolation.channel import HostChannel, join_objects
 

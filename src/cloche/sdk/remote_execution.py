@@ -15,8 +15,19 @@ from typing import Any
 from urllib.parse import quote
 
 from cloche import errors
-from cloche.event_queue import EventQueue
-from cloche.events import AnyEvent, Ended, Exited, Input, Output, ProcessEvent, ProcessResult, Run, RunFold, RunInfo
+from cloche.events import (
+    AnyEvent,
+    Ended,
+    EventQueue,
+    Exited,
+    Input,
+    Output,
+    ProcessEvent,
+    ProcessResult,
+    Run,
+    RunFold,
+    RunInfo,
+)
 from cloche.input_answers import NO_MORE_ANSWERS, InputAnswers, InputSource, answer_failure_message, make_input_answers
 from cloche.model import (
     Mark,

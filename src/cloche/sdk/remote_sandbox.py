@@ -15,8 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from cloche import errors
-from cloche.event_queue import Signal
-from cloche.events import Ended, NumberedEvent, Run, RunInfo
+from cloche.events import Ended, NumberedEvent, Run, RunInfo, Signal
 from cloche.file_content import Content, encode_chunk, encode_chunks
 from cloche.model import (
     MAX_WAITING_CHANGES,

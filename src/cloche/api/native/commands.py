@@ -17,7 +17,7 @@ from cloche.api.http import read_body_chunks, run_unless_disconnected
 from cloche.api.native.context import NativeContext, decode_request_body
 from cloche.engine.commands.commands import SandboxCommands as Core
 from cloche.engine.commands.program import SandboxProgram
-from cloche.event_queue import Signal
+from cloche.events import Signal
 from cloche.protocol import requests, responses
 
 # A queue for a program's input: buffers a little, so that the sender stays responsive meanwhile.

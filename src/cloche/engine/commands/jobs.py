@@ -11,8 +11,7 @@ from typing import NoReturn, TypeVar
 from cloche import errors
 from cloche.engine.commands.program import ProgramSpec, SandboxProgram
 from cloche.engine.sandboxes.init_client import InitClient
-from cloche.event_queue import EventQueue, QueueBudget, Signal
-from cloche.events import Exited
+from cloche.events import EventQueue, Exited, QueueBudget, Signal
 from cloche.model import Stream, Struct
 
 FIRST_LISTENER_SECONDS = 5.0

@@ -11,8 +11,7 @@ from cloche import errors
 from cloche.engine.commands.program import SandboxProgram
 from cloche.engine.executions.program_limits import OutputLimiter
 from cloche.engine.sandboxes.init_client import InitClient
-from cloche.event_queue import EventQueue
-from cloche.events import AnyEvent, Exited, Output, ProcessEvent, ProcessResult, Truncated
+from cloche.events import AnyEvent, EventQueue, Exited, Output, ProcessEvent, ProcessResult, Truncated
 from cloche.model import Stream
 
 

@@ -17,8 +17,7 @@ from cloche.engine.executions.kernel import KernelClient
 from cloche.engine.executions.program_limits import FreezeCallback, OutputLimiter, PausableTimer, memory_of_text
 from cloche.engine.executions.tools import ToolOffer, ToolRounds, tool_call_bytes
 from cloche.engine.sandboxes.endings import KernelExit, out_of_memory_reason
-from cloche.event_queue import EventQueue
-from cloche.events import AnyEvent, Ended, Input, Output, Run, RunFold, Started, ToolsCalled
+from cloche.events import AnyEvent, Ended, EventQueue, Input, Output, Run, RunFold, Started, ToolsCalled
 from cloche.guest import wire
 from cloche.input_answers import NO_MORE_ANSWERS, InputSource, answer_failure_message, make_input_answers
 from cloche.isolation.channel import Header, join_objects, require_protocol

@@ -23,14 +23,15 @@ from cloche.config.sections import RunsConfig as Limits
 from cloche.engine.executions.execution import RUN_ID_LENGTH, Execution
 from cloche.engine.instance import Instance
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.event_queue import EVENT_OVERHEAD_BYTES, Signal
 from cloche.events import (
+    EVENT_OVERHEAD_BYTES,
     AnyEvent,
     Ended,
     Output,
     Run,
     RunFold,
     RunInfo,
+    Signal,
     Started,
     Truncated,
     decode_execution_event,

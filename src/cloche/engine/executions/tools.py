@@ -16,8 +16,7 @@ import msgspec
 from cloche import errors
 from cloche.engine.executions.tool_server import RawToolCall, ToolConnection, ToolServer
 from cloche.engine.sandboxes.init_client import InitClient
-from cloche.event_queue import Signal
-from cloche.events import ToolsCalled, count_json_values
+from cloche.events import Signal, ToolsCalled, count_json_values
 from cloche.isolation.channel import clean_text
 from cloche.model import (
     MAX_TOOL_RESULT_BYTES,

@@ -24,7 +24,7 @@ from cloche.engine.sandboxes.init_client import (
     read_whole_file,
     take_only_fd,
 )
-from cloche.event_queue import Signal
+from cloche.events import Signal
 from cloche.file_content import Chunk, Chunks, Content, encode_chunk, encode_chunks
 from cloche.guest import wire
 from cloche.isolation.channel import Header, PipeWriter, clean_text

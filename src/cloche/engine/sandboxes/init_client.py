@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from cloche import errors
 from cloche.engine.executions.program_limits import ProgramTime
 from cloche.engine.operations.audit import ActionRecorder, ignore_action
-from cloche.event_queue import QueueBudget, Signal
+from cloche.events import QueueBudget, Signal
 from cloche.guest import wire
 from cloche.isolation.base import SandboxCell
 from cloche.isolation.channel import Header, HostChannel, clean_text, close_all, is_readable_pipe

@@ -27,7 +27,7 @@ from cloche.engine.sandboxes.files import SandboxFiles
 from cloche.engine.sandboxes.init_client import InitClient
 from cloche.engine.sandboxes.network import SandboxNetwork, connect_port, network_environment
 from cloche.engine.sandboxes.pool import ReadyCell
-from cloche.event_queue import Signal
+from cloche.events import Signal
 from cloche.model import Limits, SandboxInfo, SandboxSpec, check_metadata, check_seconds, new_id, sandbox_path
 from cloche.network_policy import NetworkPolicy, without_secrets
 from cloche.store.base import PausedFiles, RecordState, SandboxRecord

@@ -22,7 +22,7 @@ from cloche.engine.pauses.images import SandboxImages
 from cloche.engine.sandboxes.files import SandboxFiles
 from cloche.engine.sandboxes.live_nursery import LiveNursery
 from cloche.engine.sandboxes.pool import CellSupply, ReadyCell, prepare_cell
-from cloche.event_queue import Signal
+from cloche.events import Signal
 from cloche.isolation.base import CellMounts, CellSpec, CellVolume
 from cloche.model import MIB, Limits, Template, new_id
 from cloche.store.volumes import StoredVolumes, VolumeRecord, volume_not_found
