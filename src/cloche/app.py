@@ -9,6 +9,7 @@ from cloche.api.admin import AdminApi, OwnerErasure
 from cloche.api.auth import Gatekeeper, is_loopback
 from cloche.api.console import Console, ConsoleContext
 from cloche.api.e2b import E2b
+from cloche.api.e2b.port_target import is_port_health, is_sandbox_host
 from cloche.api.librechat import LibreChatApi
 from cloche.api.native import NativeApi
 from cloche.api.openai import OpenAi
@@ -43,6 +44,7 @@ class ServerApp:
         keys: StoredKeys,
         health: Health,
     ):
+        self._domain = config.server.domain
         self._max_body_bytes = config.server.upload_bytes
         self._traffic = RequestTracker(RequestAudit(engine.audit_log), RateLimitHeaders(engine.quotas))
         self.system = SystemApi(
@@ -85,10 +87,11 @@ class ServerApp:
         await self._traffic.follow(dialect, self._prefixes.get(dialect, _reply_not_found), scope, receive, send)
 
     def _dialect_of(self, scope: Scope) -> str:
-        if self._e2b.claims_request(scope):
-            return "e2b"
+        """The dialect. Headers never route a path of ours to a sandbox: a cache keeps one answer for a path."""
         prefix = scope["path"].lstrip("/").partition("/")[0]
-        return prefix if prefix in self._prefixes else UNKNOWN_DIALECT
+        if prefix in self._prefixes:
+            return "e2b" if is_sandbox_host(scope, self._domain) or is_port_health(scope) else prefix
+        return "e2b" if self._e2b.claims_request(scope) else UNKNOWN_DIALECT
 
 
 class ControlSocketApp:

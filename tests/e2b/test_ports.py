@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from urllib.parse import urlsplit
@@ -10,8 +12,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from e2b_code_interpreter import Sandbox
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
+
+from cloche.app import ServerApp
 
 # Echoes what it gets, over HTTP (with chunks both ways) and over WebSocket, with the standard library alone.
 ECHO = """
@@ -37,6 +41,9 @@ class Echo(http.server.BaseHTTPRequestHandler):
         self.send_header("X-Inside", "yes")
         self.send_header("Set-Cookie", "a=1")
         self.send_header("Set-Cookie", "b=2")
+        for name, value in {"Cache-Control": "public, max-age=9", "CDN-Cache-Control": "public", "Vary": "X-Own",
+                            "Expires": "Thu, 01 Jan 2099 00:00:00 GMT", "X-Accel-Redirect": "/private"}.items():
+            self.send_header(name, value)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         for part in (said[:10], said[10:]):
@@ -116,6 +123,48 @@ def test_a_port_is_reached_by_host_name(server, box):
     answer = httpx.get(f"{server.url}/by/name", headers={"Host": host})
     assert answer.json()["path"] == "/by/name"
     assert answer.json()["headers"]["Host"] == host
+
+
+def our_paths() -> list[str]:
+    """One below each prefix of the server's own, from the application itself."""
+    found = re.findall(r'^            "([a-z0-9]+)":', inspect.getsource(ServerApp.__init__), re.MULTILINE)
+    assert {"api", "v1", "mcp", "ui", "health", "metrics"} <= set(found)
+    return [f"/{prefix}{rest}" for prefix in found if prefix != "e2b" for rest in ("", "/static/x/console.js")]
+
+
+@pytest.mark.parametrize("path", [*our_paths(), "//ui/static/x/console.js", "/%75i/static/x/console.js"])
+def test_headers_never_route_the_servers_own_paths_to_a_program(server, box, path):
+    for headers in (routed(box), {**routed(box), "Host": f"3000-{box.sandbox_id}"}):
+        answer = httpx.get(f"{server.url}{path}", headers=headers)
+        assert "x-inside" not in answer.headers
+    named = httpx.get(f"{server.url}{path}", headers={"Host": f"3000-{box.sandbox_id}.sandboxes.test"})
+    assert named.headers["x-inside"] == "yes"
+    address = f"ws://{urlsplit(server.url).netloc}{path}"
+    with pytest.raises((InvalidStatus, ConnectionClosed)), connect(address, additional_headers=routed(box)) as socket:
+        socket.send("inside?")
+        socket.recv(timeout=20)
+
+
+def test_an_answer_of_a_sandbox_is_cached_by_none_unless_its_host_name_is_its_own(server, box):
+    token = {"X-Access-Token": box._envd_access_token}
+    asked = [(path, routed(box, port)) for path in ("/x", "/e2b/x", "/health") for port in (3000, 49983, 49999)]
+    for path, headers in [*asked, ("/x", routed(box, 3999)), ("/x", {"E2b-Sandbox-Id": "-"})]:
+        if path == "/health" and headers["E2b-Sandbox-Port"] == "3000":
+            continue  # the server's own
+        answer = httpx.get(f"{server.url}{path}", headers={**headers, **token})
+        assert answer.headers.get_list("cache-control") == ["private, no-store"]
+        assert {"e2b-sandbox-id", "e2b-sandbox-port"} <= set(answer.headers["vary"].lower().replace(",", " ").split())
+        assert not {"expires", "cdn-cache-control", "x-accel-redirect"} & set(answer.headers)
+    named = httpx.get(f"{server.url}/x", headers={"Host": f"3000-{box.sandbox_id}.sandboxes.test"})
+    assert named.headers["cache-control"] == "public, max-age=9"
+    assert "x-accel-redirect" not in named.headers  # an order to the proxy in front
+
+
+def test_health_with_headers_is_the_sandboxs_own_ports_as_clients_ask(server, box):
+    token = {"X-Access-Token": box._envd_access_token}
+    assert httpx.get(f"{server.url}/health", headers={**routed(box, 49983), **token}).status_code == 204
+    assert httpx.get(f"{server.url}/health", headers={**routed(box, 49999), **token}).json() == "OK"
+    assert "status" in httpx.get(f"{server.url}/health", headers=routed(box)).json()  # the server's own
 
 
 @pytest.mark.parametrize("message", ["text", b"bytes \x00\xff", "x" * 5000])

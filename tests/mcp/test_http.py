@@ -105,6 +105,17 @@ def test_web_pages_of_other_sites_are_refused(raw: Making, house: House):
     assert client.initialize(origin=house.server.url).status_code == 200
 
 
+@pytest.mark.parametrize("host", ["evil.test", "localhost.evil.test", "127.0.0.1.evil.test", "0.0.0.0", "", "a@[::1"])
+async def test_without_keys_a_rebound_name_is_refused(tmp_path: Path, host: str):
+    """A page whose name was rebound to this machine has the server's own Origin, or none."""
+    gatekeeper, config = Gatekeeper(None, Principal(owner="local")), Config(data_dir=str(tmp_path))
+    app = McpDialect(None, gatekeeper, config)  # type: ignore[arg-type]  # it does not come so far
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as http:
+        for more in ({}, {"origin": f"http://{host}"}, {"origin": "null"}):
+            answers = [await http.request(method, "/mcp", headers={"host": host, **more}) for method in ("POST", "GET")]
+            assert [each.status_code for each in answers] == [403, 403]
+
+
 def test_versions_without_sessions_are_sent_back_to_initialize(raw: Making):
     answer = raw().post({"jsonrpc": "2.0", "id": 1, "method": "server/discover"}, mcp_protocol_version="2026-07-28")
     assert answer.status_code == 400 and answer.json()["error"]["code"] == -32022

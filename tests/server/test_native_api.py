@@ -336,8 +336,12 @@ def test_files_by_hand(api: httpx2.Client, box: str):
         len(content),
         0o600,
     )
-    assert api.get(f"{box}/files/content", params={"path": "d/a b.bin"}).content == content
-    assert api.get(f"{box}/files/content", params={"path": "d/a b.bin", "whole": "true"}).content == content
+    for whole in ("false", "true"):
+        read = api.get(f"{box}/files/content", params={"path": "d/a b.bin", "whole": whole})
+        assert read.content == content
+        assert read.headers["x-content-type-options"] == "nosniff"
+        assert read.headers["cross-origin-resource-policy"] == "same-origin"
+        assert read.headers["cache-control"] == "private, no-store"
     assert api.get(f"{box}/files/stat", params={"path": "d"}).json()["kind"] == "directory"
     assert api.post(f"{box}/files/make_dir", json={"path": "e"}).json() == {"created": True}
     api.post(f"{box}/files/move", json={"path": "d/a b.bin", "to": "e"})

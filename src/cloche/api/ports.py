@@ -34,6 +34,8 @@ HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
     b"upgrade".split()
 )
+# Orders to a proxy in front of the server, which would take them from a program as from the server.
+_PROXY_ORDERS = frozenset(b"x-accel-redirect x-accel-expires x-sendfile x-lighttpd-send-file".split())
 _API_KEY_HEADER_NAMES = frozenset(name.encode() for name in (*API_KEY_HEADERS, "authorization"))
 
 
@@ -332,8 +334,9 @@ class _ProxiedRequest:
 
 
 def _filter_response_headers(response: h11.Response) -> RawHeaders:
-    """The program's headers, without a Content-Length that the forwarded body does not match."""
-    headers = [(name, value) for name, value in response.headers.raw_items() if name.lower() not in HOP_BY_HOP]
+    """The program's headers, without orders to proxies and a Content-Length that the forwarded body does not match."""
+    withheld = HOP_BY_HOP | _PROXY_ORDERS
+    headers = [(name, value) for name, value in response.headers.raw_items() if name.lower() not in withheld]
     chunked = any(name.lower() == b"transfer-encoding" for name, _ in response.headers.raw_items())
     if response.status_code in _BODILESS_STATUSES or chunked:
         return [pair for pair in headers if pair[0].lower() != b"content-length"]

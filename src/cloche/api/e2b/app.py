@@ -19,6 +19,8 @@ from cloche.api.e2b.context import SANDBOX_AWAY_ERRORS, E2bContext, error_reply
 from cloche.api.e2b.port_target import (
     CODE_PORT,
     ENVD_PORT,
+    ID_HEADER,
+    PORT_HEADER,
     PortTarget,
     is_api_host,
     is_signed_file_url,
@@ -77,6 +79,23 @@ class CrossOriginAccess:
         await self._app(scope, receive, allowing)
 
 
+# Orders to caches, some of which put the later ones above the first.
+_CACHE_ORDERS = frozenset(b"cache-control expires pragma surrogate-control cdn-cache-control".split())
+_UNCACHED = ((b"cache-control", b"private, no-store"), (b"vary", f"{ID_HEADER}, {PORT_HEADER}".encode()))
+
+
+def _forbid_caching(send: Send) -> Send:
+    """A `send` for the origin that all sandboxes share: no cache keeps an answer of one for the next client."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":  # names of a program's headers are as it wrote them
+            kept = (pair for pair in message.get("headers", ()) if pair[0].lower() not in _CACHE_ORDERS)
+            message["headers"] = [*kept, *_UNCACHED]
+        await send(message)
+
+    return sending
+
+
 def _preflight_response(asked: Headers) -> Response:
     return Response(
         status_code=204,
@@ -103,7 +122,7 @@ def _preflight_response(asked: Headers) -> Response:
 
 ACCESS_HEADER = "x-access-token"
 TRAFFIC_HEADER = "e2b-traffic-access-token"
-PRIVATE_HEADERS = tuple(name.encode() for name in (ACCESS_HEADER, TRAFFIC_HEADER, "e2b-sandbox-id", "e2b-sandbox-port"))
+PRIVATE_HEADERS = tuple(name.encode() for name in (ACCESS_HEADER, TRAFFIC_HEADER, ID_HEADER, PORT_HEADER))
 """What programs inside a sandbox never see of a request that is carried to them."""
 
 _UNAUTHORIZED = "unauthorized access, please provide a valid access token or method signing if supported"
@@ -263,17 +282,15 @@ class E2b:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await self._open_websocket(scope, receive, send)
-        elif self._is_for_own_port(scope):
-            await self._open_entrance(scope, receive, send)
-        else:
-            await self._entrance(scope, receive, send)
-
-    def _is_for_own_port(self, scope: Scope) -> bool:
+            return
         try:
             target = port_target_of(scope, self._domain)
         except errors.InvalidRequest:
-            return False
-        return is_signed_file_url(scope) if target is None else target.port in self._own_ports
+            await self._entrance(scope, receive, _forbid_caching(send))
+            return
+        for_own_port = is_signed_file_url(scope) if target is None else target.port in self._own_ports
+        entrance = self._open_entrance if for_own_port else self._entrance
+        await entrance(scope, receive, send if target is not None and target.by_host else _forbid_caching(send))
 
     async def _choose_plane(self, request: Request) -> ASGIApp:
         scope = request.scope

@@ -51,6 +51,25 @@ def port_target_of(scope: Scope, domain: str) -> PortTarget | None:
     return PortTarget(sandbox=_parse_sandbox_id(sandbox), port=_parse_port_number(port), by_host=False)
 
 
+def is_sandbox_host(scope: Scope, domain: str) -> bool:
+    """Whether the Host name alone says that it is for this dialect, with any path.
+
+    It is a sandbox's own, or `api.DOMAIN`, or that of a sandbox below another domain, which is refused.
+    """
+    headers = Headers(scope=scope)
+    label, _, parent = _normalize_host_name(headers.get("host", "")).partition(".")
+    if domain and parent == _normalize_host_name(domain):
+        return label == "api" or _LABEL.fullmatch(label) is not None
+    if not parent or not _OWN_LABEL.fullmatch(label):
+        return False
+    return not domain or (ID_HEADER not in headers and PORT_HEADER not in headers)  # which win over a wrong name
+
+
+def is_port_health(scope: Scope) -> bool:
+    """Whether it is `GET /health` of envd or of the code server, by headers: clients may ask without the prefix."""
+    return scope["path"] == "/health" and Headers(scope=scope).get(PORT_HEADER) in (str(ENVD_PORT), str(CODE_PORT))
+
+
 def is_api_host(scope: Scope, domain: str) -> bool:
     """Whether it is for `api.DOMAIN`: where clients that know only a domain look for the control plane."""
     return (

@@ -18,6 +18,13 @@ from cloche.events import Event
 from cloche.protocol import requests, responses
 
 BYTES_TYPE = "application/octet-stream"
+FILE_HEADERS = {
+    # A file is a stranger's: no page of it may act in the name of the server that it comes from, or embed it.
+    "content-security-policy": "sandbox",
+    "x-content-type-options": "nosniff",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "private, no-store",
+}
 
 
 class NativeFiles:
@@ -30,10 +37,12 @@ class NativeFiles:
         open_file = sandbox.files.open_whole if asked.whole else sandbox.files.open
         file = await open_file(asked.path, user=_requested_user(asked))
         if file.inline_content is not None:
-            return Response(file.inline_content, media_type=BYTES_TYPE)
+            return Response(file.inline_content, headers=FILE_HEADERS, media_type=BYTES_TYPE)
         # The client holds all of it in memory; the server must not, or a few clients that do not read would use it up.
         end = file.size_bytes if asked.whole else None
-        return StreamResponse(file.until_read(end), media_type=BYTES_TYPE, until=sandbox.wait_ended)
+        return StreamResponse(
+            file.until_read(end), headers=FILE_HEADERS, media_type=BYTES_TYPE, until=sandbox.wait_ended
+        )
 
     async def write(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files
