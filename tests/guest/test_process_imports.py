@@ -25,7 +25,7 @@ guest: wire
 guest.files: deep_walk directories files image image_format image_reader image_writer move tree watch write
 guest.init: caller_attributes certificates children defaults errors freeze identity init kernel_copies limits
 guest.init: memory_watch ports processes programs service_sockets sessions sudo_server warm_python
-guest.kernel: channel installed interrupts written_files
+guest.kernel: channel installed written_files
 guest.languages: bash languages
 guest.python: client script
 guest.zygote: enclosure fork_server heap init_factory main rehearsal uv_warmup volumes write_trial zygote
@@ -41,7 +41,7 @@ guest.zygote: warmup
 FRESH_KERNEL = """
 guest: wire
 guest.init: limits
-guest.kernel: channel display figures fork forkable import_hooks installed interrupts kernel notices pil_images
+guest.kernel: channel display figures fork forkable import_hooks installed kernel notices pil_images
 guest.kernel: plotly_figures proxies reseed safe_read shell streams threads tools tracebacks variables variables_tables
 guest.kernel: written_files
 guest.languages: fresh_python

@@ -1,4 +1,4 @@
-"""The kernel's end of its channel: frames, and the marks that order them among the output.
+"""The kernel's end of its channel: frames, the marks that order them among the output, and interrupts.
 
 A process that the user's code forks shares these descriptors until it execs; it must never speak for the
 kernel. So they are close-on-exec, are closed in every forked child, and every send checks the process id.
@@ -12,13 +12,13 @@ import socket
 import sys
 import termios
 import threading
+from _signal import SIGINT, signal  # type: ignore[import-not-found]  # the enums of `signal` dirty 60 pages of a fork
 from _thread import get_ident  # that of `threading` may be replaced by a program
 from fcntl import ioctl
 from select import POLLIN, POLLOUT, poll  # nor that of `select`, which some programs take away
 from typing import Any
 
 from cloche.guest import wire
-from cloche.guest.kernel.interrupts import Interrupts
 
 _NO_BYTES = bytes(4)  # as FIONREAD counts them
 WAKE_MILLISECONDS = 200  # Python sees a signal that came just before a blocking call only after it
@@ -32,6 +32,86 @@ def _close_in_forked_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_in_forked_child)
+
+
+class Interrupts:
+    """SIGINT becomes KeyboardInterrupt in the user's code, and only there. All methods are for the main thread.
+
+    Armed for as long as a cell runs. While nothing executes a signal is only remembered, as it may be meant for a cell
+    that the kernel has not read yet; while a frame is being written it waits, so that no frame is cut in two.
+    """
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.cancelled = False  # the watched task was cancelled by an interrupt
+        self._holds = 0
+        self._pending = False
+        self._expected = False
+        self._early = False
+        self._task: Any = None
+
+    def install(self) -> None:
+        signal(SIGINT, self._on_signal)
+
+    def expect(self) -> bool:
+        """A cell begins: an interrupt from now on is meant for it and waits until it is armed.
+
+        Gives whether one came since the last cell began, which may have been meant for this one: see `recall`.
+        """
+        self._pending = False
+        self._expected = True
+        early, self._early = self._early, False
+        return early
+
+    def recall(self) -> None:
+        """The interrupt that came before the cell was meant for it."""
+        self._pending = True
+
+    def arm(self) -> None:
+        """Raises the KeyboardInterrupt that came since `expect`."""
+        early, self._pending, self._expected = self._pending and self._expected, False, False
+        self.armed = True
+        if early:
+            self._fire()
+
+    def disarm(self) -> None:
+        self.armed = False
+
+    def hold(self) -> None:
+        self._holds += 1
+
+    def release(self) -> None:
+        """Ends a hold. Raises the KeyboardInterrupt that came meanwhile."""
+        self._holds -= 1
+        if self._pending and self.armed and not self._holds:
+            self._pending = False
+            self._fire()
+
+    def watch(self, task: Any) -> None:
+        """`task` is the loop's task of the cell: cancelled where no user code is on the stack. None: no task."""
+        self._task = task
+        self.cancelled = False
+
+    def _on_signal(self, _signum: int, _frame: Any) -> None:
+        self._early = True
+        if not self.armed:
+            self._pending = self._expected
+            return
+        if self._holds:
+            self._pending = True
+        else:
+            self._fire()
+
+    def _fire(self) -> None:
+        if not self.armed:
+            return
+        task, asyncio = self._task, sys.modules.get("asyncio")  # what has no task never imports it
+        if asyncio and task is not None and not task.done() and asyncio.current_task(task.get_loop()) is None:
+            # The loop sleeps in select: an exception there would tear the loop's own state, cancelling does not.
+            self.cancelled = True
+            task.get_loop().call_soon_threadsafe(task.cancel)
+            return
+        raise KeyboardInterrupt
 
 
 class KernelChannel:

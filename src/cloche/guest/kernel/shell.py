@@ -33,8 +33,8 @@ from traitlets import Type, observe
 from traitlets.config import Config
 
 from cloche.guest.kernel import display, tracebacks
+from cloche.guest.kernel.channel import Interrupts
 from cloche.guest.kernel.installed import InstalledPackages
-from cloche.guest.kernel.interrupts import Interrupts
 
 # Shell commands in a cell: `!cmd`.
 

@@ -27,8 +27,7 @@ import subprocess
 import time
 
 from cloche.guest import wire
-from cloche.guest.kernel.channel import KernelChannel
-from cloche.guest.kernel.interrupts import Interrupts
+from cloche.guest.kernel.channel import Interrupts, KernelChannel
 from cloche.guest.kernel.written_files import WrittenFiles
 
 # The variables of a shell: their names by `compgen`, their values by expansions that evaluate nothing.

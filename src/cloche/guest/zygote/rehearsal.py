@@ -13,8 +13,7 @@ import socket
 
 from cloche.guest import wire
 from cloche.guest.init import init
-from cloche.guest.kernel.channel import KernelChannel
-from cloche.guest.kernel.interrupts import Interrupts
+from cloche.guest.kernel.channel import Interrupts, KernelChannel
 from cloche.guest.zygote.enclosure import WRITABLE, Enclosure
 from cloche.linux import landlock, namespaces, syscalls
 
