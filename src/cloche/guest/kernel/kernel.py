@@ -20,7 +20,7 @@ from cloche.guest.kernel.display import DisplayWriter
 from cloche.guest.kernel.fork import KernelForker
 from cloche.guest.kernel.reseed import reseed_after_fork
 from cloche.guest.kernel.shell import Shell
-from cloche.guest.kernel.threads import NumericThreads
+from cloche.guest.kernel.threads import BUSY_SECONDS, NumericThreads
 from cloche.guest.kernel.written_files import WrittenFiles
 
 DEFAULT_DISPLAY_BYTES = 32 << 20
@@ -216,7 +216,8 @@ class PythonKernel:
             _end_forked_child(error)
         after, peak_bytes = _resource_usage()
         self._end_run(error, after - before, peak_bytes)
-        self._threads.after(after - before)
+        if after - before >= BUSY_SECONDS:
+            self._threads.after_busy_cell()
 
     def _run_in_place(self, header: dict, body: bytes) -> BaseException | None:
         """Runs the cell with its variables, directory, arguments and tools, which last as long as it does."""

@@ -42,9 +42,9 @@ class NumericThreads:
     def __init__(self) -> None:
         self._restored = False
 
-    def after(self, cpu_seconds: float) -> None:
-        """A cell used that much CPU. The first busy one brings the threads back."""
-        if self._restored or cpu_seconds < BUSY_SECONDS or "numpy" not in sys.modules:
+    def after_busy_cell(self) -> None:
+        """The first cell that used BUSY_SECONDS of CPU brings the threads back."""
+        if self._restored or "numpy" not in sys.modules:
             return
         self._restored = True
         if not _found:  # a kernel that was not forked has imported them itself, with their threads
