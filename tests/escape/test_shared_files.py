@@ -149,6 +149,50 @@ answer = attempt(lambda: os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED))
         os.close(fd)
 
 
+DISK = """
+import mmap
+answer, own, shared = {}, os.open("/mnt/data/own", os.O_RDWR | os.O_CREAT), os.open("/usr/bin/env", os.O_RDONLY)
+for name, fd in (("own", own), ("shared", shared), ("none", -1)):
+    for each in ("fsync", "fdatasync", "sync_file_range"): answer[f"{each} {name}"] = attempt(lambda: call(each, fd, 0, 0, 7))
+for each in ("fsync", "fdatasync", "sync_file_range"):
+    for _ in range(1000): call(each, shared, 0, 0, 7)
+direct = {name: attempt(lambda: os.open(path, os.O_RDONLY | os.O_DIRECT)) for name, path in (("shared", "/usr/bin/env"), ("link", "/proc/self/exe"))}
+if os.uname().machine == "x86_64": direct["open"] = attempt(lambda: call("open", b"/usr/bin/env", os.O_DIRECT))
+import fcntl
+direct["later"] = attempt(lambda: fcntl.fcntl(shared, fcntl.F_SETFL, os.O_DIRECT))
+how = ctypes.create_string_buffer(int.to_bytes(os.O_DIRECT, 8, "little") + bytes(16), 24)
+direct["openat2"] = attempt(lambda: call("openat2", -100, b"/usr/bin/env", ctypes.addressof(how), 24))
+answer["direct"] = direct
+"""
+
+
+def disk_counters(path: str) -> list[int]:
+    """The figures of the disk with that file; Documentation/block/stat.rst. Skips the test if it is on none."""
+    device = os.stat(path).st_dev
+    try:
+        with open(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:
+        pytest.skip("the system's files are on no disk of this host's")
+
+
+@both
+async def test_no_file_makes_the_hosts_disk_write_back_or_be_read_past_the_cache(box, attack, user):
+    """Each fsync of a file, although it is read-only, flushes the host's disk, for which all other writers wait."""
+    seen = await attack(box, DISK, user)
+    direct = seen.pop("direct")
+    assert set(direct.values()) == {"EINVAL", "ENOSYS"} and direct["openat2"] == "ENOSYS", direct
+    assert set(seen.values()) == {"done: None"}, seen  # also without a file: the kernel is not asked
+
+
+async def test_three_thousand_fsyncs_of_a_shared_file_flush_no_disk(box, attack):
+    before = disk_counters("/usr/bin/env")
+    await attack(box, DISK)
+    after = disk_counters("/usr/bin/env")
+    flushes = [new - old for old, new in zip(before, after, strict=True)][15:16]
+    assert not flushes or flushes[0] < 1500, flushes  # others flush it too, but not so often in the meantime
+
+
 async def test_locks_of_others_are_not_listed(box, attack, neighbour):
     code = """
 import fcntl, time

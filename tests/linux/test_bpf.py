@@ -67,6 +67,22 @@ def test_each_number_gets_its_verdict(arch: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["cell", "nursery"])
+def test_flags_are_those_of_the_machine(name: str) -> None:
+    """O_DIRECT of the one is O_DIRECTORY of the other."""
+    x86, arm = (program(name, arch) for arch in ("x86_64", "aarch64"))
+    for flags, on_x86, on_arm in (
+        (0x4000, True, False),
+        (0x10000, False, True),
+        (0x14000, True, True),
+        (0, False, False),
+    ):
+        for filter_, arch, refused in ((x86, "x86_64", on_x86), (arm, "aarch64", on_arm)):
+            number = SYSCALL_NUMBERS[arch]["openat"]
+            verdict = seccomp.RET_ERRNO | errno.EINVAL if refused else seccomp.RET_ALLOW
+            assert run(filter_, number, AUDIT_ARCH[arch], (0, 0, flags))[0] == verdict, (arch, flags)
+
+
+@pytest.mark.parametrize("name", ["cell", "nursery"])
 @pytest.mark.parametrize("arch", ARCHES)
 def test_no_call_runs_more_than_a_few_instructions(name: str, arch: str) -> None:
     filter_ = program(name, arch)

@@ -8,6 +8,7 @@ looks so:
 
     [constants]
     AF_UNIX = 1
+    O_DIRECT = { x86_64 = 0x4000, aarch64 = 0x10000 }       # where machines differ
 
     [allow]
     "read readv" = "the reason"
@@ -196,7 +197,7 @@ def compile_policy(policy: Policy | str, arch: str | None = None) -> bytes:
     arch = arch or platform.machine()
     if arch not in SYSCALL_NUMBERS:
         raise PolicyError(f"no system call numbers for {arch!r}: Cloche runs on {' and '.join(SYSCALL_NUMBERS)}")
-    verdicts = _call_verdicts(_parse_policy(policy) if isinstance(policy, str) else policy)
+    verdicts = _call_verdicts(_parse_policy(policy) if isinstance(policy, str) else policy, arch)
     blocks = _number_ranges(verdicts, SYSCALL_NUMBERS[arch])
     return assemble_filter(require_arch(_AUDIT_ARCH[arch], dispatch_numbers(blocks)))
 
@@ -246,9 +247,9 @@ def _number_ranges(verdicts: dict[str, Code], numbers: dict[str, int]) -> list[t
     return [(next(entries)[0], verdict) for verdict, entries in groups]
 
 
-def _call_verdicts(policy: Policy) -> dict[str, Code]:
+def _call_verdicts(policy: Policy, arch: str) -> dict[str, Code]:
     """The verdict of each known system call."""
-    stated = _stated_verdicts(policy)
+    stated = _stated_verdicts(policy, arch)
     return {**dict.fromkeys(_KNOWN_CALLS, return_errno(_errno_number(_default_errno(policy)))), **stated}
 
 
@@ -257,17 +258,17 @@ def _default_errno(policy: Policy) -> str:
     return str(policy.get("default", inherited))
 
 
-def _stated_verdicts(policy: Policy) -> dict[str, Code]:
+def _stated_verdicts(policy: Policy, arch: str) -> dict[str, Code]:
     """The verdict of each call that this policy mentions, over those of the policy it extends."""
     _check_sections(policy)
     own: dict[str, Code] = {}
-    for name, verdict in _policy_lines(policy):
+    for name, verdict in _policy_lines(policy, arch):
         if name not in _KNOWN_CALLS:
             raise PolicyError(f"{name!r} is no system call")
         if name in own:
             raise PolicyError(f"{name!r} is mentioned twice")
         own[name] = verdict
-    return {**_stated_verdicts(policy["extends"]), **own} if "extends" in policy else own
+    return {**_stated_verdicts(policy["extends"], arch), **own} if "extends" in policy else own
 
 
 def _check_sections(policy: Policy) -> None:
@@ -277,14 +278,14 @@ def _check_sections(policy: Policy) -> None:
         raise PolicyError("a policy that extends another must come from load_policy")
 
 
-def _policy_lines(policy: Policy) -> list[tuple[str, Code]]:
+def _policy_lines(policy: Policy, arch: str) -> list[tuple[str, Code]]:
     allowed = [(name, return_allow()) for name in _call_names(policy.get("allow", {}))]
     answered = [
         (name, return_errno(_errno_number(answer)))
         for answer, table in policy.get("answer", {}).items()
         for name in _call_names(table)
     ]
-    constants = _merged_constants(policy)
+    constants = _merged_constants(policy, arch)
     default = _default_errno(policy)
     ruled = [(name, _compile_rule(name, rule, constants, default)) for name, rule in policy.get("rule", {}).items()]
     return allowed + answered + ruled
@@ -297,9 +298,10 @@ def _call_names(table: dict[str, str]) -> list[str]:
     return [name for names in table for name in names.split()]
 
 
-def _merged_constants(policy: Policy) -> dict[str, int]:
-    inherited = _merged_constants(policy["extends"]) if "extends" in policy else {}
-    return {**inherited, **policy.get("constants", {})}
+def _merged_constants(policy: Policy, arch: str) -> dict[str, int]:
+    inherited = _merged_constants(policy["extends"], arch) if "extends" in policy else {}
+    own = policy.get("constants", {}).items()
+    return {**inherited, **{name: value[arch] if isinstance(value, dict) else value for name, value in own}}
 
 
 def _compile_rule(name: str, rule: Policy, constants: dict[str, int], default: str) -> Code:
