@@ -69,9 +69,18 @@ format: setup ## Format the code and fix what can be fixed
 	$(BIN)/ruff format
 
 .PHONY: test
-test: setup ## Run all tests but those that take long (the first run builds the built-in template)
+test: setup agents-env ## Run all tests but those that take long (the first run builds the built-in template)
 	$(call tested,-n $(WORKERS) --dist worksteal -m "not alone and not long")
 	$(call tested,-m "alone and not long" $(ALONE))
+
+# The OpenAI Agents SDK pins older clients of E2B than the tests' own: 75 MB.
+.PHONY: agents-env
+agents-env: .venv-agents/.stamp
+
+.venv-agents/.stamp: tests/agents_sdk/requirements.txt | $(STAMP)
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-agents
+	@$(BIN)/uv pip install --quiet --python .venv-agents/bin/python -r tests/agents_sdk/requirements.txt
+	@touch $@
 
 .PHONY: test-all
 test-all: test test-long ## Run those tests too that take long: faults, fuzzing, hostile programs with patience
@@ -153,5 +162,5 @@ bench: setup .venv-peers/.stamp ## Measure against the peers that need no Docker
 
 .PHONY: clean
 clean: ## Remove what the other targets made
-	rm -rf .venv .venv-litellm .venv-fuzz .data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-litellm .venv-agents .venv-fuzz .data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -94,6 +94,7 @@ def only_for(config: Config, backend: str) -> None:
 async def test_files_come_to_another_sandbox(box: Sandbox, fresh: Sandbox, images: SandboxImages, kept: Path):
     await box.files.write("/mnt/data/a/b.txt", b"hello")
     await box.files.write("/home/user/c.bin", os.urandom(3 * MIB))
+    await box.files.write("/workspace/w.txt", b"work")
     await fresh.files.write("/mnt/data/old", b"x")
     saved = await images.save(guest_of(box), SPACE)
     assert [(path.name, path.stat().st_size, path.stat().st_mode & 0o777) for path in kept.iterdir()] == [
@@ -102,6 +103,7 @@ async def test_files_come_to_another_sandbox(box: Sandbox, fresh: Sandbox, image
     await images.restore(guest_of(fresh), saved.id)
     assert await fresh.files.read("a/b.txt") == b"hello"
     assert await fresh.files.read("/home/user/c.bin") == await box.files.read("/home/user/c.bin")
+    assert await fresh.files.read("/workspace/w.txt") == b"work"
     assert not await fresh.files.exists("old")
     await images.remove(saved.id)
     assert os.listdir(kept) == []
@@ -163,14 +165,16 @@ async def test_a_sandbox_with_as_many_processes_as_it_may_have_is_saved(config: 
 async def test_owners_and_modes_of_all_places(config: Config, box: Sandbox, fresh: Sandbox, images: SandboxImages):
     only_for(config, "namespaces")
     make = (
-        "echo r > /root/r; echo t > /tmp/t; echo v > /var/tmp/v; echo s > /dev/shm/s; echo n > /run/n; "
+        "set -e; echo r > /root/r; echo t > /tmp/t; echo v > /var/tmp/v; echo s > /dev/shm/s; echo n > /run/n; "
+        "echo a > /app/a; echo w > /workspace/w; chown user /workspace/w; "
         "mkdir /tmp/locked; echo x > /tmp/locked/x; chmod 0 /tmp/locked/x; chown user:root /tmp/locked; "
         "chmod 111 /tmp/locked; mkfifo /tmp/p; "
         "ln -s /etc/passwd /tmp/l; ln /tmp/t /tmp/t2; mkdir /tmp/d; ln /tmp/t /tmp/d/t3; truncate -s 1T /home/user/hole"
     )
     assert (await box.commands.run(make, user="root")).exit_code == 0
     await run(box, MARK)
-    look = "find /root /tmp /var/tmp /home/user /mnt/data -printf '%p %M %U %G %s %b %n %T@ %l\n' | sort"
+    places = "/root /tmp /var/tmp /home/user /mnt/data /app /workspace"
+    look = f"find {places} -printf '%p %M %U %G %s %b %n %T@ %l\n' | sort"
     before = (await box.commands.run(look, user="root")).stdout
     await images.restore(guest_of(fresh), (await images.save(guest_of(box), SPACE)).id)
     await run(fresh, "import os")

@@ -25,7 +25,7 @@ queue = libc.msgget(key, 0o1666); libc.msgsnd(queue, ctypes.create_string_buffer
 libc.mq_open.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p]
 posix = libc.mq_open(b"/side-door", os.O_CREAT | os.O_RDWR, 0o666, None)
 libc.mq_send(posix, b"marker", 6, 0) if posix >= 0 else None  # not every kernel lets a namespace's user have one
-for place in ("/dev/shm", "/tmp", "/var/tmp", "/run", "/home/user", "/mnt/data", "/app", "/root"):
+for place in ("/dev/shm", "/tmp", "/var/tmp", "/run", "/home/user", "/mnt/data", "/app", "/workspace", "/root"):
     try: open(place + "/side-door", "w").write("marker"); os.chmod(place + "/side-door", 0o666)
     except OSError: pass
 doors = []
@@ -42,7 +42,7 @@ FIND = """
 answer = {"memory": libc.shmget(0x51de, 4096, 0), "semaphore": libc.semget(0x51de, 1, 0), "queue": libc.msgget(0x51de, 0)}
 libc.mq_open.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_void_p]
 answer["posix"] = libc.mq_open(b"/side-door", os.O_RDWR, 0, None)
-answer["files"] = [place for place in ("/dev/shm", "/tmp", "/var/tmp", "/run", "/home/user", "/mnt/data", "/app", "/root") if os.path.exists(place + "/side-door")]
+answer["files"] = [place for place in ("/dev/shm", "/tmp", "/var/tmp", "/run", "/home/user", "/mnt/data", "/app", "/workspace", "/root") if os.path.exists(place + "/side-door")]
 answer["sockets"] = [name for name in ("\\0side-door", "/tmp/side-door.sock") if attempt(lambda: socket.socket(socket.AF_UNIX).connect(name)).startswith("done")]
 answer["ports"] = [host for host in ("127.0.0.1", "127.9.9.9", "::1") if attempt(lambda: socket.create_connection((host, 5555), 1)).startswith("done")]
 answer["lists"] = [path for path in ("/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg") if len(open(path).readlines()) > 1]
@@ -177,7 +177,7 @@ answer["terminals"] = os.stat("/dev/pts").st_dev
 answer["proc"] = os.stat("/proc").st_dev
 answer["ids"] = open("/proc/self/uid_map").read().split()[1::3]
 answer["boot"] = open("/proc/sys/kernel/random/boot_id").read()
-answer["found"] = sorted(path for place in ("/tmp", "/var/tmp", "/mnt/data", "/home/user", "/dev/shm", "/run", "/root", "/app") for path in os.listdir(place))
+answer["found"] = sorted(path for place in ("/tmp", "/var/tmp", "/mnt/data", "/home/user", "/dev/shm", "/run", "/root", "/app", "/workspace") for path in os.listdir(place))
 answer["pids"] = sorted(int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid())
 """
 

@@ -99,8 +99,9 @@ class PlainNursery:
             raise errors.Unavailable(f"volumes require isolation, which the backend {BACKEND_NAME} does not have")
         self._made += 1
         home = self._cells / str(self._made)
-        (home / "data").mkdir(parents=True)
-        places = {"/mnt/data": str(home / "data"), "/home/user": str(home)}
+        places = {"/mnt/data": str(home / "data"), "/workspace": str(home / "workspace"), "/home/user": str(home)}
+        for place in places.values():
+            Path(place).mkdir(parents=True, exist_ok=True)
         extra = {"single": True, "places": places}
         cell = await self._zygote.spawn(spec, extra, None, lambda: remove_tree(home))
         return PlainCell(cell)

@@ -202,6 +202,7 @@ _DIRECTORIES = (
     "home/user",
     "mnt/data",
     "app",
+    "workspace",
     "tmp",
     "var/tmp",
     "run",

@@ -182,7 +182,7 @@ MAX_PATH_BYTES = 4096
 MAX_VARIABLES = 1000  # of a template
 MAX_ENV_BYTES = 256 * KIB  # of their names and values: they are kept with each build
 BUILD_SHELL = ("/bin/bash", "-l", "-c")
-WRITABLE_PATHS = "/home/user, /mnt/data, /app, /tmp, /var/tmp and /root"
+WRITABLE_PATHS = "/home/user, /mnt/data, /workspace, /app, /tmp, /var/tmp and /root"
 
 # A program of the guest's, which every sandbox could run: by its text, as not every backend shows it by a path.
 _COPYING = (Path(__file__).parents[2] / "guest" / "files" / "build_copy.py").read_text("utf-8")

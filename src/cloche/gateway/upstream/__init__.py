@@ -14,6 +14,7 @@ from cloche.gateway.items import Item
 from cloche.model import Struct
 
 ECHO_MODEL = "cloche/echo"
+ECHO_ALIAS = "cloche-echo"  # for clients to which a slash ends the name of a provider; it is not listed
 MAX_ITEMS = 1000  # of one leg
 
 
@@ -69,8 +70,9 @@ class Upstreams:
 
     def route(self, model: str) -> ModelRoute:
         """Raises ModelNotFound."""
+        name = ECHO_MODEL if model == ECHO_ALIAS else model
         for route in self.routes:
-            if any(fnmatch.fnmatchcase(model, pattern) for pattern in route.patterns):
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in route.patterns):
                 return route
         raise errors.ModelNotFound(
             f"The model '{model[:200]}' does not exist here. Models are {', '.join(self.names)}: an operator adds "

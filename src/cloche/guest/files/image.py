@@ -21,6 +21,7 @@ _PLACES = {
     "home": "/home/user",
     "data": "/mnt/data",
     "app": "/app",
+    "workspace": "/workspace",
     "tmp": "/tmp",
     "vartmp": "/var/tmp",
     "root": "/root",

@@ -34,19 +34,19 @@ _DOORS = (
     ("/proc/self/ns/cgroup", namespaces.NEWCGROUP),
     ("/proc/self/ns/user", namespaces.NEWUSER),
 )
-WRITABLE = ("/home/user", "/mnt/data", "/app", "/tmp", "/var/tmp", "/dev/shm", "/root", "/run", "/dev", "/proc")
-
 # directory of the sandbox's own tmpfs, where it is seen, mode, owner inside
 _PLACES = (
     ("home", "/home/user", 0o755, 1000),
     ("data", "/mnt/data", 0o755, 1000),
     ("app", "/app", 0o755, 1000),  # where templates built from Dockerfiles customarily work
+    ("workspace", "/workspace", 0o755, 1000),  # the root of the OpenAI Agents SDK, and of others
     ("tmp", "/tmp", 0o1777, 0),
     ("vartmp", "/var/tmp", 0o1777, 0),
     ("shm", "/dev/shm", 0o1777, 0),
     ("root", "/root", 0o700, 0),
     ("run", "/run", 0o755, 0),
 )
+WRITABLE = (*(target for _, target, _, _ in _PLACES), "/dev", "/proc")
 # Files of /proc that tell about the host or act on it. The rest of that kind is the host's root's alone to read.
 _MASKED_FILES = (
     "kcore",

@@ -270,7 +270,7 @@ async def _limit_threads(scene: ClaimScene) -> None:
 
 
 async def _limit_space(scene: ClaimScene) -> None:
-    for directory in ("/mnt/data", "/tmp", "/dev/shm", "/home/user", "/var/tmp"):
+    for directory in ("/mnt/data", "/tmp", "/dev/shm", "/home/user", "/workspace", "/var/tmp"):
         found = await run_python(scene.box, _FILL.replace("DIRECTORY", directory), "user")
         expect_that(found["error"] == "ENOSPC" and found["bytes"] <= scene.box.limits.space_bytes, (directory, found))
 
