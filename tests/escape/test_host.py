@@ -212,11 +212,14 @@ answer.append(attempt(lambda: os.open("/proc/self/../sys/kernel/core_pattern", o
 if os.fork() == 0:
     os.chdir("/tmp"); os.kill(os.getpid(), signal.SIGSEGV)
 answer.append(os.wait()[1] & 0x80)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); attempt(lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CORE, (0, 0)))
+answer += [resource.getrlimit(resource.RLIMIT_CORE), open("/proc/self/limits").read().split("Max core file size")[1].split()[:2]]
 """,
         user,
     )
     assert seen[0] in REFUSALS and seen[2] in REFUSALS
-    assert seen[1][1] <= 1 and seen[3] == 0
+    assert seen[1] == [1, 1] and seen[3] == 0
+    assert seen[4:] == [[1, 1], ["1", "1"]], "at 0, a core handler that is a pipe would be started"
     assert Path("/proc/sys/kernel/core_pattern").read_text() == before
 
 

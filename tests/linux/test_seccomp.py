@@ -8,6 +8,7 @@ import fcntl
 import mmap
 import os
 import platform
+import resource
 import shutil
 import signal
 import socket
@@ -164,6 +165,38 @@ def test_other_ioctls_work(in_child) -> None:
         return fcntl.ioctl(reading, 0x541B, b"\0\0\0\0")  # FIONREAD
 
     assert in_child(behind(CELL, readable)) == (4).to_bytes(4, "little")
+
+
+both = pytest.mark.parametrize("program", [CELL, NURSERY], ids=["cell", "nursery"])
+
+
+@both
+def test_the_limit_of_core_dumps_stays(program: bytes, in_child) -> None:
+    """At 1, and only there, the kernel starts no core handler: 0 would start one that is a pipe."""
+    limits = ctypes.create_string_buffer(bytes(16))
+    new = ctypes.addressof(limits)
+
+    def lower() -> list[object]:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        seccomp.install_program(program)
+        answers: list[object] = [call("setrlimit", 4, new)(), call("setrlimit", 0x1_0000_0004, new)()]
+        answers += [call("prlimit64", pid, 4, new, 0)() for pid in (0, os.getpid(), os.getppid())]
+        answers += [call("prlimit64", 0, 4, 1 << 32, 0)(), call("prlimit64", 0, 4, 1, 0)()]  # one half of a pointer
+        answers += [call("prlimit64", 0, 4, new, new)(), call("prlimit64", 0, 4, 1 << 32, 1 << 32)()]
+        return [*answers, resource.getrlimit(resource.RLIMIT_CORE), call("prlimit64", 0, 4, 0, new)()]
+
+    succeeds, refused = [0] * 7, [-errno.EPERM] * 2
+    assert in_child(lower) == [*succeeds, *refused, (1, 1), 0]
+
+
+@both
+def test_other_limits_can_be_lowered(program: bytes, in_child) -> None:
+    def lower() -> object:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99))
+        return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    assert in_child(behind(program, lower)) == (99, 99)
 
 
 def test_mknod_makes_pipes_but_no_devices(tmp_path: Path, in_child) -> None:

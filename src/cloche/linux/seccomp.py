@@ -19,11 +19,12 @@ looks so:
     [rule.socket]
     allow = [["arg0 in AF_UNIX"], ["arg0 & 0xf in 2 10", "arg2 in 0"]]      # any of these lists, all tests of it
     errno = "EAFNOSUPPORT"              # otherwise; the default if absent. With `deny`: if any list holds
+    answer.ENOSYS = [["arg0 in 16"]]    # looked at first: other answers than `errno`, or OK
     reason = "the reason"
 
-Only the low 32 bits of an argument are compared. Every argument that a rule can sensibly look at is an `int`
-to the kernel, which ignores the upper half too; comparing all 64 bits would let a caller slip past a `deny`
-by setting them.
+Only the low 32 bits of an argument are compared. Nearly every argument that a rule can sensibly look at is an
+`int` to the kernel, which ignores the upper half too; comparing all 64 bits would let a caller slip past a
+`deny` by setting them. For pointers, `arg0 high in 0` looks at the upper half.
 
 Numbers that the table does not know get ENOSYS, the answer of a kernel that does not have them, so that a C
 library newer than this table falls back as it would there. The x32 numbers (bit 30) are among them.
@@ -87,11 +88,12 @@ _SOCK_FILTER = struct.Struct("=HBBI")
 
 
 class ArgumentTest(NamedTuple):
-    """True if `(argument & mask)` is one of `values`; only the argument's low 32 bits are compared."""
+    """True if `(argument & mask)` is one of `values`; 32 bits are compared, the argument's low ones if not `high`."""
 
     argument: int
     mask: int
     values: tuple[int, ...]
+    high: bool = False
 
 
 def return_allow() -> Code:
@@ -159,7 +161,7 @@ def _test_argument(test: ArgumentTest, otherwise: int) -> Code:
     """Falls through if the test holds, else skips `otherwise` instructions."""
     if otherwise > _FARTHEST or not 0 < len(test.values) <= _FARTHEST:
         raise ValueError("a rule too long for one conditional jump")
-    code = [_load_word(_ARGUMENTS_AT + 8 * test.argument)]
+    code = [_load_word(_ARGUMENTS_AT + 8 * test.argument + 4 * test.high)]
     if test.mask != 0xFFFFFFFF:
         code.append(Instruction(_AND, 0, 0, test.mask))
     *first, last = test.values
@@ -172,7 +174,7 @@ Policy = dict[str, Any]
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECTIONS = {"extends", "default", "constants", "allow", "answer", "rule"}
-_TEST = re.compile(r"arg([0-5])(?: & (\S+))? in (.+)")
+_TEST = re.compile(r"arg([0-5])( high)?(?: & (\S+))? in (.+)")
 _SECCOMP_SET_MODE_FILTER = 1
 _KNOWN_CALLS = {name for numbers in SYSCALL_NUMBERS.values() for name in numbers}
 
@@ -308,21 +310,28 @@ def _compile_rule(name: str, rule: Policy, constants: dict[str, int], default: s
     if (
         not rule.get("reason")
         or ("allow" in rule) == ("deny" in rule)
-        or rule.keys() - {"allow", "deny", "errno", "reason"}
+        or rule.keys() - {"allow", "deny", "errno", "answer", "reason"}
     ):
         raise PolicyError(f"rule {name!r} needs a reason, and either allow or deny")
     refused = return_errno(_errno_number(rule.get("errno", default)))
     hit, miss = (return_allow(), refused) if "allow" in rule else (refused, return_allow())
-    clauses = [[_parse_test(text, constants) for text in tests] for tests in rule.get("allow") or rule["deny"]]
-    return [instruction for tests in clauses for instruction in verdict_if_all(tuple(tests), hit)] + miss
+    verdicts = [(return_errno(_errno_number(name)), clauses) for name, clauses in rule.get("answer", {}).items()]
+    verdicts.append((hit, rule.get("allow") or rule["deny"]))
+    tests = [
+        (tuple(_parse_test(text, constants) for text in texts), verdict)
+        for verdict, clauses in verdicts
+        for texts in clauses
+    ]
+    return [instruction for clause, verdict in tests for instruction in verdict_if_all(clause, verdict)] + miss
 
 
 def _parse_test(text: str, constants: dict[str, int]) -> ArgumentTest:
     match = _TEST.fullmatch(text)
     if not match:
         raise PolicyError(f"{text!r} is no test: write 'arg0 in A B' or 'arg0 & MASK in A B'")
-    mask = _parse_integer(match[2], constants) if match[2] else 0xFFFFFFFF
-    return ArgumentTest(int(match[1]), mask, tuple(_parse_integer(word, constants) for word in match[3].split()))
+    mask = _parse_integer(match[3], constants) if match[3] else 0xFFFFFFFF
+    values = tuple(_parse_integer(word, constants) for word in match[4].split())
+    return ArgumentTest(int(match[1]), mask, values, high=bool(match[2]))
 
 
 def _parse_integer(word: str, constants: dict[str, int]) -> int:

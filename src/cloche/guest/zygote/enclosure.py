@@ -74,8 +74,7 @@ _CEILINGS = {
     "max_time_namespaces": 0,
     "max_uts_namespaces": 0,
 }
-_LIMITS = (
-    (resource.RLIMIT_CORE, (1, 1)),  # 0 would not stop a core handler that is a pipe
+_LIMITS = (  # that of core dumps is the nursery's, and cannot be changed behind its filter
     (resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10)),
     (resource.RLIMIT_MSGQUEUE, (819200, 819200)),
     (resource.RLIMIT_SIGPENDING, (4096, 4096)),

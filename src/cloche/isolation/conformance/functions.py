@@ -378,7 +378,7 @@ for name in ("RLIMIT_NOFILE", "RLIMIT_CORE", "RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE"
     soft, hard = resource.getrlimit(getattr(resource, name))
     try: resource.setrlimit(getattr(resource, name), (soft, hard + 1))
     except (ValueError, OSError): continue
-    answer.append(name)
+    if resource.getrlimit(getattr(resource, name)) != (soft, hard): answer.append(name)
 """
 _SMALL_LIMITS = Limits(memory_bytes=128 * MIB, space_bytes=16 * MIB, processes=48, open_files=128, output_bytes=MIB)
 
