@@ -48,6 +48,11 @@ A program that fails inside a sandbox is never one of these: that is data in the
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ClocheError(Exception):
     """Base of all errors of ours. `code` is stable; `str(error)` names the problem and the remedy."""
@@ -256,3 +261,37 @@ class ProtocolViolation(ClocheError):
 
 class UsedAfterFork(ClocheError, RuntimeError):
     code = "used_after_fork"
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_DATA_DIR_ADVICE = {
+    **dict.fromkeys(_FULL, "make room there (`cloche gc` removes unneeded data)"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "do this as the user that owns it"),
+}
+
+
+def explain_data_dir_error(data_dir: str | os.PathLike[str], error: OSError) -> Unavailable | None:
+    """The error for a data directory that cannot be made, read or written; None where `error` is about another file."""
+    place, path = os.path.abspath(data_dir), error.filename
+    if not isinstance(path, str):
+        if error.errno not in (*_FULL, errno.EROFS, errno.EIO):
+            return None
+        path = place
+    elif os.path.commonpath([place, os.path.abspath(path)]) != place:
+        return None
+    reason = (error.strerror or str(error)) + ("" if path == place else f" ({path})")
+    advice = _DATA_DIR_ADVICE.get(error.errno or 0)
+    remedy = f"{advice}, or name another" if advice else "name another"
+    remedy += " with --data-dir or CLOCHE_DATA_DIR"
+    return Unavailable(f"the data directory {place} cannot be used: {reason}; {remedy}")
+
+
+@contextmanager
+def using_data_dir(data_dir: str | os.PathLike[str]) -> Iterator[None]:
+    """Around work there: raises Unavailable for an OSError that is about the data directory."""
+    try:
+        yield
+    except ClocheError:  # some are OSErrors, too
+        raise
+    except OSError as error:
+        raise explain_data_dir_error(data_dir, error) or error from None

@@ -91,7 +91,7 @@ def test_an_unreadable_data_directory_is_reported(tmp_path: Path, command: tuple
     place.chmod(0o700)
     (place / "run" / "h1").chmod(0o700)
     assert refused.exit_code == OURS
-    assert f"the data directory {place} cannot be read: Permission denied" in refused.stderr
+    assert f"the data directory {place} cannot be used: Permission denied" in refused.stderr
 
 
 # --- the wrong place, and the wrong name
@@ -163,7 +163,7 @@ def test_a_damaged_store_is_a_failure_of_gc(tmp_path: Path):
     (tmp_path / "store.sqlite3").write_bytes(b"this is no database, whatever its name may say" * 100)
     refused = cloche(tmp_path, "gc")
     assert refused.exit_code == OURS
-    assert re.fullmatch("cloche: not everything could be checked: .*file is damaged.*\n", refused.stderr)
+    assert re.fullmatch("cloche: not everything in .* could be checked: .*file is damaged.*\n", refused.stderr)
 
 
 def test_a_store_of_a_newer_version_is_a_failure_of_gc(place: Path):

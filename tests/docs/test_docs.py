@@ -177,7 +177,7 @@ def test_every_field_of_a_run_is_documented(kind: type):
 def test_help_lists_the_commands_that_are_documented_and_no_other():
     documented = re.findall(r"^## cloche (\w+)$", text_of(CLI), re.MULTILINE)
     said = subprocess.run([cloche_command(), "--help"], capture_output=True, text=True, check=True).stdout
-    listed = re.findall(r"^  (\w+) ", said.partition("Commands:\n")[2], re.MULTILINE)
+    listed = re.findall(r"^  ([a-z]+) ", said, re.MULTILINE)
     assert sorted(documented) == sorted(listed) == sorted(COMMANDS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
 import os
@@ -18,34 +19,46 @@ from cloche.telemetry import LogFormat, LogLevel, configure_logging
 EXIT_CLOCHE_FAILED = 125  # exit status, apart from any that a program is likely to use
 EXIT_INTERRUPTED = 130
 
-COMMANDS = {
-    "serve": "Serve sandboxes over HTTP, to existing clients.",
-    "ui": "Print a link into the console of the running server.",
-    "key": "Add, list, rotate and revoke the keys of the server.",
-    "quota": "Show and set the quotas of owners and keys.",
-    "usage": "Print the usage of owners and keys.",
-    "run": "Run Python code in a fresh sandbox.",
-    "attach": "Show a detached run, from any event on.",
-    "chat": "Chat with a model that can run code, in the terminal.",
-    "mcp": "Serve the agent that starts it, over stdin and stdout (MCP).",
-    "shell": "Open a prompt, Python or bash, in a sandbox.",
-    "ps": "List the sandboxes of the running server.",
-    "kill": "End sandboxes of the running server.",
-    "pause": "Stop sandboxes of the running server until they are resumed.",
-    "resume": "Resume paused sandboxes.",
-    "fork": "Create sandboxes with the files of one.",
-    "snapshot": "Save the files of a sandbox, as a template for new ones.",
-    "snapshots": "List the snapshots of sandboxes.",
-    "logs": "Print the running server's own events.",
-    "owner": "Remove all data of an owner.",
-    "audit": "Print the audit log, or verify it.",
-    "template": "Build, list, show and remove templates.",
-    "gc": "Remove unneeded data from the data directory.",
-    "doctor": "Report the isolation and limits that this host supports.",
-    "bench": "Measure Cloche against a plain ipykernel.",
-    "config": "Print the configuration and where each value came from.",
+COMMAND_GROUPS = {
+    "Run code": {
+        "run": "Run a program in a new sandbox.",
+        "attach": "Show the output of a detached run.",
+        "shell": "Open a prompt, Python or bash, in a sandbox.",
+        "chat": "Chat with a model that can run code, in the terminal.",
+    },
+    "Serve": {
+        "serve": "Serve sandboxes over HTTP: E2B, OpenAI, LibreChat, MCP and more.",
+        "mcp": "Serve one agent over stdin and stdout (MCP).",
+        "ui": "Print a login link for the console of the running server.",
+        "logs": "Print log events of the running server.",
+    },
+    "Sandboxes": {
+        "ps": "List sandboxes.",
+        "kill": "End sandboxes.",
+        "pause": "Pause sandboxes.",
+        "resume": "Resume paused sandboxes.",
+        "fork": "Create sandboxes with the files of another one.",
+        "snapshot": "Save the files of a sandbox as a template.",
+        "snapshots": "List snapshots.",
+    },
+    "Tenants": {
+        "key": "Add, list, rotate and revoke API keys.",
+        "quota": "Show and set the quotas of owners and keys.",
+        "usage": "Print the usage of owners and keys.",
+        "owner": "Remove all data of an owner.",
+        "audit": "Print or verify the audit log.",
+    },
+    "Host": {
+        "template": "Build, list, compare, pin, export and remove templates.",
+        "doctor": "Report the isolation and limits that this host supports.",
+        "config": "Print the configuration and the source of each value.",
+        "gc": "Remove unneeded data from the data directory.",
+        "bench": "Measure times and memory against a plain ipykernel.",
+    },
 }
-"""Name and one line of help. The module `cloche.cli.<name>` has the click command as `command`."""
+"""Groups of commands, each with one line of help. The module `cloche.cli.<name>` has the click command as `command`."""
+
+COMMANDS = tuple(name for group in COMMAND_GROUPS.values() for name in group)
 
 
 class LazyCommands(click.Group):
@@ -60,14 +73,22 @@ class LazyCommands(click.Group):
         return _load_command(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for title, group in COMMAND_GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in group.items()])
 
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
         except errors.ClocheError as error:
             click.echo(f"cloche: {error}", err=True)
+            ctx.exit(EXIT_CLOCHE_FAILED)
+        except OSError as error:
+            options = ctx.ensure_object(GlobalOptions)
+            if error.errno == errno.EPIPE or options.log_level == "info":  # click ends quietly after the first
+                raise
+            click.echo(f"cloche: {options.explain_os_error(error)}", err=True)
             ctx.exit(EXIT_CLOCHE_FAILED)
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
@@ -86,6 +107,7 @@ class GlobalOptions:
         self.flags: dict[str, str] = {}  # of the configuration, by their keys
         self.log_format: LogFormat = "console"
         self.log_level: LogLevel = "warning"
+        self._data_dir = ""  # once the configuration is loaded
 
     def set(self, name: str, value: Any) -> None:
         if name == "verbose":
@@ -95,6 +117,17 @@ class GlobalOptions:
         else:
             self.flags[name] = value
         configure_logging(self.log_format, self.log_level)
+
+    def load_config(self, more: Mapping[str, Any]) -> Config:
+        """The configuration, with a command's own flags by their keys. Raises InvalidConfig."""
+        config = load_config(self.config_file, flags={**self.flags, **more})
+        self._data_dir = config.data_dir
+        return config
+
+    def explain_os_error(self, error: OSError) -> str:
+        """The cause and a remedy of an error that a command did not expect."""
+        explained = errors.explain_data_dir_error(self._data_dir, error) if self._data_dir else None
+        return str(explained or f"{error}; `cloche -v` prints the traceback")
 
 
 def _set_global_option(ctx: click.Context, param: click.Parameter, value: object) -> None:
@@ -148,4 +181,4 @@ def _occupy_streams() -> None:
 def load_command_config(flags: Mapping[str, Any] | None = None) -> Config:
     """Loads the configuration of the running command, with its own flags by their keys. Raises InvalidConfig."""
     options = click.get_current_context().find_root().ensure_object(GlobalOptions)
-    return load_config(options.config_file, flags={**options.flags, **(flags or {})})
+    return options.load_config(flags or {})

@@ -73,12 +73,12 @@ def _verify_log() -> AuditVerdict:
     """Verifies the log. Raises Unavailable; NotFound where there is no line to verify."""
     config = load_command_config()
     directory, run = existing_data_dir(config) / "audit", Instance(Path(config.data_dir, "run"))
-    try:
-        verdict = verify_log(directory, run.is_live) if directory.is_dir() else None
-    except OSError as error:
-        raise _unreadable_error(error) from None
+    verdict = verify_log(directory, run.is_live) if directory.is_dir() else None
     if verdict is None or not (verdict.lines or verdict.problems):
-        raise errors.NotFound(f"there is no line of an audit log in {directory}: nothing was verified")
+        raise errors.NotFound(
+            f"there is no line of an audit log in {directory}: nothing was verified; name the data directory of a "
+            "server with --data-dir"
+        )
     return verdict
 
 
@@ -87,25 +87,19 @@ def _audit_directory() -> Path:
 
 
 def _last_lines(wanted: AuditQuery, limit: int) -> list[AuditLine]:
-    try:
-        return read_last(_audit_directory(), wanted, limit)
-    except OSError as error:
-        raise _unreadable_error(error) from None
+    return read_last(_audit_directory(), wanted, limit)
 
 
 def _follow_lines(wanted: AuditQuery, limit: int) -> Iterator[AuditLine]:
     directory = _audit_directory()
-    try:
-        place = end_position(directory)
-        yield from deque((line for line, at in read_lines(directory, wanted) if at <= place), maxlen=limit)
-        while True:
-            for line, at in read_lines(directory, AuditQuery(), place):
-                place = at
-                if wanted.holds(line):
-                    yield line
-            time.sleep(POLL_SECONDS)
-    except OSError as error:
-        raise _unreadable_error(error) from None
+    place = end_position(directory)
+    yield from deque((line for line, at in read_lines(directory, wanted) if at <= place), maxlen=limit)
+    while True:
+        for line, at in read_lines(directory, AuditQuery(), place):
+            place = at
+            if wanted.holds(line):
+                yield line
+        time.sleep(POLL_SECONDS)
 
 
 def parse_since(text: str) -> float:
@@ -131,7 +125,3 @@ def format_audit_line(line: AuditLine) -> str:
         line.count > 1 and f"times={line.count}",
     ]
     return " ".join([line.at[:23] + "Z", f"{line.what:<18}", who, *(str(each) for each in (*named, *told) if each)])
-
-
-def _unreadable_error(error: OSError) -> errors.Unavailable:
-    return errors.Unavailable(f"the audit log cannot be read: {error}")

@@ -18,7 +18,7 @@ import httpx2
 from cloche import errors
 from cloche.cli import EXIT_CLOCHE_FAILED
 from cloche.config import Config
-from cloche.engine.instance import live_control_sockets, unreadable_error
+from cloche.engine.instance import live_control_sockets
 
 ANSWER_SECONDS = 30.0
 COPY_SECONDS = 600.0  # for requests that write a sandbox's files to a disk, or read them from one
@@ -40,12 +40,11 @@ def control_sockets(config: Config) -> list[Path]:
 def existing_data_dir(config: Config) -> Path:
     """The data directory, which must exist: a mistyped one would seem empty. Raises NotFound."""
     place = Path(config.data_dir)
-    try:
-        os.scandir(place).close()
-    except FileNotFoundError:
-        raise errors.NotFound(f"there is no data directory {place}: name it with --data-dir") from None
-    except OSError as error:
-        raise unreadable_error(place, error) from None
+    with errors.using_data_dir(place):
+        try:
+            os.scandir(place).close()
+        except FileNotFoundError:
+            raise errors.NotFound(f"there is no data directory {place}: name it with --data-dir") from None
     return place
 
 

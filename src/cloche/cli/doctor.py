@@ -73,7 +73,7 @@ async def _examine_claims(config: Config, show: Callable[[HostCheck], None]) -> 
         async for check in _try_claims(config):
             show(check)
             checks.append(check)
-    except errors.ClocheError as error:
+    except (errors.ClocheError, OSError) as error:
         checks.append(HostCheck(name="a sandbox runs", state="missing", detail=str(error)))
         show(checks[-1])
     return checks

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from cloche import errors
 from cloche.cli import EXIT_CLOCHE_FAILED, load_command_config
 from cloche.cli.control import existing_data_dir
 from cloche.engine.instance import Instance, has_live_instance
@@ -34,13 +33,11 @@ def command(ctx: click.Context, dry_run: bool, as_json: bool) -> None:
     run_dir = existing_data_dir(config) / "run"
     vacuum_bytes = SERVED_VACUUM_BYTES if has_live_instance(run_dir) else math.inf
     work = GarbageCollector(config, Instance(run_dir).is_live, dry=dry_run, compact=True, vacuum_bytes=vacuum_bytes)
-    try:
-        found = work.run()
-    except OSError as error:
-        raise errors.Unavailable(f"not everything could be checked: {error}") from None
+    found = work.run()
     _print_findings(found, dry_run, as_json)
     for why in work.failed:
-        click.echo(f"cloche: not everything could be checked: {why}", err=True)
+        where = f"not everything in {config.data_dir} could be checked"
+        click.echo(f"cloche: {where}: {why}; mend this, or name another with --data-dir", err=True)
     if work.failed:
         ctx.exit(EXIT_CLOCHE_FAILED)
 

@@ -33,13 +33,11 @@ class Instance:
         """Raises Unavailable if the directory cannot be written."""
         # Locked under another name first: no process ever sees it without its lock held.
         draft = self._run_dir / f".{self.name}"
-        try:
+        with errors.using_data_dir(self._run_dir.parent):
             draft.mkdir(parents=True, mode=0o700)
             self._lock = os.open(draft / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             draft.rename(self.directory)
-        except OSError as error:
-            raise errors.Unavailable(f"cannot make {self.directory}: {error}; set CLOCHE_DATA_DIR") from None
 
     def close(self, *, keep: bool = False) -> None:
         """`keep`: leaves the directory, with its record of leftovers, to the next `clean`."""
@@ -101,10 +99,8 @@ def live_control_sockets(run_dir: Path) -> list[Path]:
 
     Raises Unavailable where the directory cannot be read: that does not mean that there are none.
     """
-    try:
+    with errors.using_data_dir(run_dir.parent):
         _check_readable(run_dir)
-    except OSError as error:
-        raise unreadable_error(run_dir.parent, error) from None
     found = [path for path in run_dir.glob(f"[!.]*/{CONTROL_SOCKET}") if _is_locked(path.parent)]
     return sorted(found, key=_modified_at, reverse=True)
 
@@ -119,14 +115,6 @@ def find_instance_pid(run_dir: Path, name: str) -> int | None:
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     lines = (line.split() for line in held)
     return next((int(line[4]) for line in lines if line[1] == "FLOCK" and line[5] == place and int(line[4]) > 0), None)
-
-
-def unreadable_error(data_dir: Path, error: OSError) -> errors.Unavailable:
-    """The error for a data directory that this user cannot read."""
-    return errors.Unavailable(
-        f"the data directory {data_dir} cannot be read: {error.strerror}; do this as the user that owns it, or name "
-        "another with --data-dir"
-    )
 
 
 def _check_readable(run_dir: Path) -> None:

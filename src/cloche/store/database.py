@@ -52,8 +52,11 @@ def explain_unusable(error: sqlite3.Error) -> Unusable | None:
     code = getattr(error, "sqlite_errorcode", -1) & 0xFF
     if code not in UNUSABLE_REASONS:
         return None
-    locked = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-    return Unusable(f"the store cannot be used: {UNUSABLE_REASONS[code]}", locked=locked)
+    return Unusable(f"the store cannot be used: {UNUSABLE_REASONS[code]}", locked=_is_locked(error))
+
+
+def _is_locked(error: sqlite3.Error) -> bool:
+    return getattr(error, "sqlite_errorcode", -1) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class HeldWrites:
@@ -127,7 +130,7 @@ class Database:
             self._connection = await self._run_in_thread(lambda: _open_connection(self._path))
         except (OSError, sqlite3.Error) as error:
             self._end_thread()
-            raise errors.Unavailable(f"cannot open the records in {self._path}: {_explain_error(error)}") from None
+            raise _explain_error(self._path, error) from None
         except BaseException:
             self._end_thread()
             raise
@@ -282,10 +285,13 @@ class Database:
         self._live_connection().close()
 
 
-def _explain_error(error: Exception) -> str:
-    """Returns the meaning of the error, if known, and a remedy."""
-    explained = explain_unusable(error) if isinstance(error, sqlite3.Error) else None
-    return str(explained or error)
+def _explain_error(path: Path, error: OSError | sqlite3.Error) -> errors.Unavailable:
+    """The error with its meaning, if known, and a remedy."""
+    if isinstance(error, OSError) and (explained := errors.explain_data_dir_error(path.parent, error)):
+        return explained
+    reason = (explain_unusable(error) if isinstance(error, sqlite3.Error) else None) or error
+    remedy = "mend this, or name another data directory with --data-dir"
+    return errors.Unavailable(f"cannot open the records in {path}: {reason}; {remedy}")
 
 
 def _deliver_answer(
@@ -327,8 +333,8 @@ def _enable_wal(db: sqlite3.Connection) -> None:
         try:
             db.execute("PRAGMA journal_mode = WAL")
             return
-        except sqlite3.OperationalError:
-            if time.monotonic() > until:
+        except sqlite3.OperationalError as error:
+            if not _is_locked(error) or time.monotonic() > until:
                 raise
             time.sleep(LOCKED_SECONDS)
 

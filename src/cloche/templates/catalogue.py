@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import msgspec
 
@@ -36,7 +36,9 @@ class Catalogue:
 
     def list(self) -> list[Template]:
         """All versions of all templates, by name, the newest of each first."""
-        found = [template for file in self.directory.glob("*/*/template.json") if (template := _read_template(file))]
+        with errors.using_data_dir(self.directory.parent):
+            files = [*self.directory.glob("*/*/template.json")]
+        found = [template for file in files if (template := _read_template(file))]
         return sorted(found, key=lambda each: (each.name, -each.created_at, each.version))
 
     def resolve(self, ref: str) -> Template:
@@ -88,6 +90,8 @@ class Catalogue:
         """The version that is pinned as the meaning of `name`, whether it is there or not."""
         try:
             text = (self.directory / name / _PIN).read_text("ascii").strip()
+        except PermissionError:
+            raise  # it may be pinned
         except (OSError, ValueError):  # also of names that no directory can have
             return None
         return text or None
@@ -141,8 +145,7 @@ class Catalogue:
     def locked(self, name: str, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Excludes other processes that change the templates of that name; calls `on_wait` if one has to be awaited."""
         parent = self.directory / name
-        _make_readable_directory(parent)
-        with (parent / ".lock").open("w") as file:
+        with errors.using_data_dir(self.directory.parent), self._lock_file(parent) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -152,6 +155,10 @@ class Catalogue:
             for leftover in parent.glob(_SCRATCH + "*"):
                 _remove_patiently(leftover)
             yield
+
+    def _lock_file(self, parent: Path) -> TextIO:
+        _make_readable_directory(parent)
+        return (parent / ".lock").open("w")
 
     def find_abandoned(self) -> Sequence[Path]:
         """Scratch directories of processes that were killed while they changed templates. Removes nothing."""
