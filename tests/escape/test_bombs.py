@@ -347,3 +347,24 @@ answer["locked"] = attempt(lambda: call("mlock", ctypes.addressof(ctypes.c_char.
 """
     seen = await attack(box, code)
     assert seen["signals"] <= 20_000 and seen["locked"] in ("ENOMEM", "EPERM", "EAGAIN")
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+async def test_programs_of_sockets_and_filters_are_not_to_be_had(tight, attack, user):
+    """Compiled, they come out of one pool of the whole host, and no cgroup is charged for them."""
+    seen = await attack(
+        tight,
+        """
+import struct
+code = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0x7fff0000), 8)
+program = struct.pack("HxxxxxxQ", 1, ctypes.addressof(code))
+kept = ctypes.create_string_buffer(program)
+answer = {}
+for option in (26, 50, 51, 52):
+    with socket.socket(2, 2) as sock: answer[f"option {option}"] = attempt(lambda: sock.setsockopt(1, option, program))
+for flags in (0, 1, 8): answer[f"filter {flags}"] = attempt(lambda: call("seccomp", 1, flags, ctypes.addressof(kept)))
+answer["prctl"] = attempt(lambda: call("prctl", 22, 2, ctypes.addressof(kept), 0, 0))
+""",
+        user,
+    )
+    assert set(seen.values()) == {"ENOPROTOOPT", "EINVAL"}, seen

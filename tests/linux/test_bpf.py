@@ -132,6 +132,7 @@ def test_numbers_beyond_the_table_look_absent(arch: str) -> None:
         ("setrlimit", (0x1_0000_0004, 1), False),
         ("setrlimit", (7, 1), True),
         ("prctl", (15,), True),
+        ("prctl", (22,), False),
         ("prctl", (35,), False),
         ("personality", (0xFFFFFFFF,), True),
         ("personality", (0x0400000,), False),

@@ -199,6 +199,20 @@ def test_other_limits_can_be_lowered(program: bytes, in_child) -> None:
     assert in_child(behind(program, lower)) == (99, 99)
 
 
+@both
+@pytest.mark.parametrize("option", [26, 50, 51, 52])
+def test_sockets_take_no_program(program: bytes, option: int, in_child) -> None:
+    """Compiled ones come out of one pool of the whole host, and are charged to no cgroup."""
+    assert in_child(behind(program, call("setsockopt", -1, 1, option, 0, 0))) == -errno.ENOPROTOOPT
+
+
+def test_a_cell_installs_no_filter_of_its_own(in_child) -> None:
+    """As programs of sockets; and each child that installs one adds to those of its parent."""
+    assert in_child(behind(CELL, call("seccomp", 1, 0, 0))) == -errno.EINVAL
+    assert in_child(behind(CELL, call("prctl", 22, 2, 0))) == -errno.EINVAL
+    assert in_child(behind(CELL, call("prctl", 21))) == 2  # PR_GET_SECCOMP
+
+
 def test_mknod_makes_pipes_but_no_devices(tmp_path: Path, in_child) -> None:
     def make(kind: int) -> Callable[[], None]:
         return lambda: os.mknod(tmp_path / f"n{kind}", kind | 0o600, os.makedev(1, 3))
