@@ -105,6 +105,37 @@ time.sleep(2.5)
         await box.kill()
 
 
+SMALL_HOGS = """
+import os, time
+for _ in range(60):
+    if os.fork() == 0:
+        held = bytearray(b"x") * (8 << 20)
+        time.sleep(0.5); os._exit(0)
+for _ in range(60): os.wait()
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.long)])
+async def test_small_hogs_among_commands_end_before_any_kernel(engine, rounds):
+    """A kernel shares a hundred megabytes with its zygote: by size alone it would be the first."""
+    box = await engine.create(SandboxSpec(limits=Limits(memory_bytes=160 * MIB, space_bytes=16 * MIB, processes=128)))
+    try:
+        busy = await box.create_context()
+        for context in (box.context(), busy):
+            await context.execute("state = 'alive'").result()
+        for _ in range(rounds):
+            kills = box.oom_kills()
+            async with busy.execute("import time\nwhile True: time.sleep(0.01)", timeout_seconds=60) as execution:
+                await box.commands.run(["python3", "-I", "-S", "-c", SMALL_HOGS], timeout_seconds=30)
+                execution.interrupt()
+                assert (await execution.result()).outcome == "interrupted"
+            assert best_effort or box.oom_kills() > kills
+            assert [(await each.execute("state").result()).text for each in (box.context(), busy)] == ["'alive'"] * 2
+    finally:
+        await box.kill()
+
+
 @pytest.mark.parametrize("place", ["/mnt/data", "/tmp", "/dev/shm", "/home/user", "/var/tmp", "memfd", "shm"])
 async def test_a_disk_bomb_fills_its_own_space_only(tight, attack, place):
     """Files without names and System V memory count as memory: there the program ends instead."""

@@ -170,6 +170,19 @@ answer = [run.outcome in ("out_of_memory", "raised"), other.run("kept").text, bo
     assert user.ask(code) == [True, "1", "2"]
 
 
+def test_small_hogs_among_commands_end_before_any_kernel(user: User):
+    code = """hogs = "import os, time\\nfor _ in range(20):\\n  if os.fork() == 0:\\n"
+hogs += "    held = bytearray(b'x') * (16 << 20); time.sleep(2); os._exit(0)\\n"
+hogs += "print(sum(os.wait()[1] == 9 for _ in range(20)))"
+busy, idle = box.contexts.create(), box.contexts.get()
+for context in (busy, idle): context.run("state, held = 1, bytearray(b'x') * (30 << 20)")
+job = box.commands.run(["python3", "-I", "-S", "-c", hogs], background=True)
+busy.run("import time; time.sleep(2.5)")
+killed = int(job.wait().stdout)
+answer = [killed > 0, busy.run("state").text, idle.run("state").text]"""
+    assert user.ask(code) == [True, "1", "1"]
+
+
 def test_contexts_go_back_and_are_copied(user: User):
     code = """context = box.contexts.get()
 context.run("x = 1")

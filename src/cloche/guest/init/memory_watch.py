@@ -1,4 +1,4 @@
-"""The memory watch: without cgroups, init checks memory itself and ends the largest process.
+"""The memory watch: without cgroups, init checks memory itself and ends a process.
 
 It can be outrun.
 """
@@ -25,7 +25,7 @@ class MemoryWatch:
         return _PERIOD_SECONDS if self.limit_bytes and not self.resting else otherwise
 
     def look(self) -> None:
-        """Ends the process that holds most if all together hold too much."""
+        """If all together hold too much, ends the process that the kernel would: see the scores in `limits`."""
         if not self.limit_bytes or self.resting or time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _PERIOD_SECONDS
@@ -33,11 +33,14 @@ class MemoryWatch:
             return
         held = _bytes_by_pid(self.zygote_bytes)
         if sum(held.values()) + _space_used() > self.limit_bytes and held:
-            largest = max(held, key=held.__getitem__)
-            kernel = self._processes.kernel_of(largest)
-            if kernel:
-                self._event({"ev": "over_memory", "kernel": kernel})
-            os.kill(largest, signal.SIGKILL)
+            limit_bytes = self.limit_bytes
+            self._end_process(max(held, key=lambda pid: held[pid] + _oom_score(pid) * limit_bytes // 1000))
+
+    def _end_process(self, pid: int) -> None:
+        kernel = self._processes.kernel_of(pid)
+        if kernel:
+            self._event({"ev": "over_memory", "kernel": kernel})
+        os.kill(pid, signal.SIGKILL)
 
     def usage(self, *_) -> dict:
         """The usage of the whole sandbox as seen from inside; zeros where other processes are visible as well."""
@@ -49,6 +52,14 @@ class MemoryWatch:
             "space_bytes": _space_used(),
             "cpu_milliseconds": sum(_cpu_ticks(pid) for pid in pids) * 1000 // os.sysconf("SC_CLK_TCK"),
         }
+
+
+def _oom_score(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/oom_score_adj", "rb") as file:
+            return int(file.read())
+    except OSError:
+        return 0
 
 
 def _cpu_ticks(pid: int) -> int:

@@ -27,7 +27,7 @@ from cloche.guest.init.children import (
     take_descriptors,
 )
 from cloche.guest.init.defaults import Defaults
-from cloche.guest.init.limits import limit_process
+from cloche.guest.init.limits import limit_process, prefer_for_oom_kill
 from cloche.guest.init.programs import OWN_SIGNALS, NoForkServer, TooManyProcesses, default_signals, enter, exec_program
 from cloche.guest.languages import languages
 from cloche.guest.python import script
@@ -337,6 +337,8 @@ class Processes:
             self._identities.become(user)
             # After the change of uid: a limit on processes counts those of the uid.
             limit_process(**self._defaults.limits())
+            if len(outputs) == 2:  # a command: see `take_descriptors`
+                prefer_for_oom_kill()
             enter(cwd, self._defaults.root)
             if env != self._defaults.inherited:
                 os.environ.clear()

@@ -13,7 +13,7 @@ from typing import Any
 
 from IPython.core.error import StdinNotImplementedError as _StdinNotImplementedError
 
-from cloche.guest.init.limits import limit_process
+from cloche.guest.init.limits import OOM_EXECUTING, OOM_IDLE, limit_process
 from cloche.guest.kernel import figures, proxies, tools, tracebacks, variables
 from cloche.guest.kernel.channel import KernelChannel
 from cloche.guest.kernel.display import DisplayWriter
@@ -205,7 +205,7 @@ class PythonKernel:
             self.interrupts.recall()
         if not known:
             self._channel.send({"ev": "started", "run": self._run, "count": self._cell_count})
-        self._set_oom_score(b"1000")
+        self._set_oom_score(OOM_EXECUTING)
         self._screen.start(self._channel, self._run, header.get("display_bytes") or DEFAULT_DISPLAY_BYTES)
         self._formatter.show(header.get("show") or [])
         reopen_closed()
@@ -293,7 +293,7 @@ class PythonKernel:
         ended.update(self._next_count())
         self._screen.stop()
         self._channel.post(ended)
-        self._set_oom_score(b"0")
+        self._set_oom_score(OOM_IDLE)
         self._run = None
 
     def _hold_raised(self, error: BaseException) -> None:
@@ -304,7 +304,7 @@ class PythonKernel:
         self._channel.hold({"ev": "raised", "run": self._run, "name": type(error).__name__, "value": value}, body)
 
     def _set_oom_score(self, value: bytes) -> None:
-        """Sets the OOM score: a kernel that executes is killed first when memory is short."""
+        """Sets the OOM score: a kernel that executes is killed before idle ones when memory is short."""
         if self._oom_fd >= 0:
             try:
                 os.write(self._oom_fd, value)
