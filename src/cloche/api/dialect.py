@@ -80,9 +80,7 @@ class DialectContext(ABC):
 
         Raises SandboxNotFound (also for one that the request may not see), Gone, SandboxPaused, and as `admit`.
         """
-        sandbox = await (await self.handle(connection)).running()
-        sandbox.check_running()  # it may be ending
-        return sandbox
+        return await (await self.handle(connection)).running()
 
     async def handle(self, connection: HTTPConnection) -> SandboxHandle:
         """The handle of the sandbox in the path, running or paused. Raises SandboxNotFound, Gone, and as `admit`."""

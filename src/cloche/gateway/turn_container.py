@@ -152,6 +152,7 @@ class TurnContainer:
             try:
                 container.touch(self._config.gateway.execution_seconds)
                 await stack.enter_async_context(self._containers.with_network(container, self._code.network))
+                container.sandbox.check_running()
                 context = container.sandbox.context()
             except (errors.Gone, errors.SandboxPaused) as error:
                 if self._code.container is not None:

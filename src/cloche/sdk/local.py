@@ -165,6 +165,7 @@ class LocalSandbox:
         here = self._handle.here
         if here is None or here.record.state == "paused":  # it may be running again in another cell: its use will tell
             return LocalContext(self._handle, id or DEFAULT_CONTEXT, cwd=self._cwd)
+        here.check_running()
         return self._local_context(here.context(id))
 
     async def find_context(self, id: str) -> LocalContext:

@@ -56,6 +56,7 @@ class SandboxHandle:
         place = await self._locate()
         record = place.record if isinstance(place, Sandbox) else place
         if isinstance(place, Sandbox) and record.state != "paused":
+            place.check_running()  # it may be ending
             return place
         if not record.spec.auto_resume:
             raise not_running_error(record)

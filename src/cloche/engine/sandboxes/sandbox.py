@@ -250,14 +250,18 @@ class Sandbox:
 
     @property
     def contexts(self) -> list[Context]:
+        self.check_running()
         return [self.context(), *(each for id, each in self._contexts.items() if id != DEFAULT_CONTEXT)]
 
     def context(self, id: str | None = None) -> Context:
-        """The context of that id; the default one without. Raises ContextNotFound."""
-        self.check_running()
+        """The context of that id; the default one without. Raises ContextNotFound.
+
+        One of a sandbox that has ended or is paused raises Gone or SandboxPaused when it is used.
+        """
         try:
             return self._contexts[id or DEFAULT_CONTEXT]
         except KeyError:
+            self.check_running()
             raise errors.ContextNotFound(f"sandbox {self.id} has no context {id!r}") from None
 
     def default_context(self, language: str = "python") -> Context:
@@ -286,6 +290,7 @@ class Sandbox:
 
     def remove_context(self, id: str) -> None:
         """Ends a context. The default one comes back, empty, when it is used again. Raises ContextNotFound."""
+        self.check_running()
         self.context(id).remove()
         del self._contexts[id]
         if id == DEFAULT_CONTEXT:
