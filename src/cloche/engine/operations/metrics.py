@@ -87,14 +87,9 @@ class SandboxMeter:
         """How many at the last sample, init and kernels among them; None where this host does not count them."""
         return self._read().processes if self._processes is None else self._processes
 
-    def count_cpu_then(self, then: Callable[[Ended], None]) -> Callable[[Ended], None]:
-        """A callback for ended executions, which calls `then`. Their CPU counts where the host measures none."""
-
-        def hear(ended: Ended) -> None:
-            self._told += ended.usage.cpu_seconds
-            then(ended)
-
-        return hear
+    def add_execution(self, ended: Ended) -> None:
+        """Adds the CPU of an ended execution, which counts where the host measures none."""
+        self._told += ended.usage.cpu_seconds
 
     def close(self) -> None:
         """May be called again."""

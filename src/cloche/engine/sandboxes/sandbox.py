@@ -27,7 +27,7 @@ from cloche.engine.sandboxes.files import SandboxFiles
 from cloche.engine.sandboxes.init_client import InitClient
 from cloche.engine.sandboxes.network import SandboxNetwork, connect_port, network_environment
 from cloche.engine.sandboxes.pool import ReadyCell
-from cloche.events import Signal
+from cloche.events import Ended, Signal
 from cloche.model import Limits, SandboxInfo, SandboxSpec, check_metadata, check_seconds, new_id, sandbox_path
 from cloche.network_policy import NetworkPolicy, without_secrets
 from cloche.store.base import PausedFiles, RecordState, SandboxRecord
@@ -99,7 +99,7 @@ class Sandbox:
             self._cell.cpu_seconds,
             quota_lease.spend_cpu,
         )
-        self.execution_ended = self.meter.count_cpu_then(counters.execution_ended)
+        self._counters = counters
         self._configure_cell(ready)
         if record.deadline_at is not None:
             self._lifetime.set(record.deadline_at - time.time())
@@ -320,6 +320,10 @@ class Sandbox:
         self.check_running()
         self.check_room(len(contexts))
         self._contexts.update({context.id: context for context in contexts})
+
+    def execution_ended(self, ended: Ended) -> None:
+        self.meter.add_execution(ended)
+        self._counters.execution_ended(ended)
 
     def oom_kills(self) -> int:
         return self._cell.oom_kills()
