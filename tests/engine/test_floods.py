@@ -156,7 +156,7 @@ JSONS = {
 @pytest.mark.parametrize("kind", JSONS)
 async def test_the_memory_of_json_is_never_underestimated(kind: str):
     content = JSONS[kind]
-    rated = kernel.estimate_parsed_bytes([["application/json", len(content)]], content)
+    rated = kernel.estimate_parsed_bytes([("application/json", content)])
     tracemalloc.start()
     parsed = kernel.decode_part("application/json", content)
     used, _peak = tracemalloc.get_traced_memory()

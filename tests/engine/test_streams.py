@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cloche.engine.executions import kernel
 from cloche.engine.executions.kernel import MarkedStream
 from cloche.engine.executions.program_limits import OutputLimiter
-from cloche.events import HIGH_WATER_BYTES, EventQueue, Output, Truncated
+from cloche.events import HIGH_WATER_BYTES, Display, EventQueue, Output, Truncated
 from cloche.guest import wire
 from cloche.isolation.channel import HostChannel, join_objects
 
@@ -154,10 +154,14 @@ HEADERS = st.dictionaries(
 )
 
 
+def display(header: dict, body: bytes) -> Display:
+    return kernel.parse_display(header, kernel.split_parts(header, body))
+
+
 @given(HEADERS, st.binary(max_size=20))
 @settings(max_examples=300, deadline=None)
 def test_no_frame_makes_more_than_an_event_or_a_protocol_error(header: dict, body: bytes):
-    for make in (kernel.parse_display, kernel.parse_raised):
+    for make in (display, kernel.parse_raised):
         try:
             make(header, body)
         except wire.WireError:
@@ -173,7 +177,7 @@ def test_no_frame_makes_more_than_an_event_or_a_protocol_error(header: dict, bod
 def test_parts_of_a_bundle_are_decoded_by_their_type():
     parts = [("text/plain", b"a\xff"), ("image/png", b"\x89PNG"), ("application/vnd.x+json", b'{"a": [1]}')]
     header = {"parts": [[mime, len(content)] for mime, content in parts], "main": True}
-    event = kernel.parse_display(header, b"".join(content for _mime, content in parts))
+    event = display(header, b"".join(content for _mime, content in parts))
     assert event.data == {"text/plain": "a�", "image/png": b"\x89PNG", "application/vnd.x+json": {"a": [1]}}
 
 

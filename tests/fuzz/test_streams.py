@@ -176,7 +176,7 @@ def event_frame(body: bytes) -> None:
     if not isinstance(header, dict):
         return
     for decode in (
-        lambda: kernel.parse_display(header, b'"1"{"a":1}'),
+        lambda: kernel.parse_display(header, kernel.split_parts(header, b'"1"{"a":1}')),
         lambda: kernel.parse_raised(header, b"traceback"),
         lambda: kernel.parse_wrote(header),
         lambda: kernel.parse_input(header),

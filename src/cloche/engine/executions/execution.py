@@ -430,8 +430,9 @@ class Execution:
             self._stopping.begin()
 
     def _on_display(self, header: Header, body: bytes) -> None:
-        parsed_bytes = kernel.estimate_parsed_bytes(header.get("parts"), body)
-        self._emit_event(lambda: kernel.parse_display(header, body), len(body), parsed_bytes)
+        parts = kernel.split_parts(header, body)
+        parsed_bytes = kernel.estimate_parsed_bytes(parts)
+        self._emit_event(lambda: kernel.parse_display(header, parts), len(body), parsed_bytes)
 
     def _on_cleared(self, header: Header, body: bytes) -> None:
         self._emit_event(lambda: kernel.parse_cleared(header), 0)

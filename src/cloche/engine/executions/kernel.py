@@ -7,7 +7,7 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from cloche import errors
 from cloche.engine.executions.variables import VariableInspection
 from cloche.engine.sandboxes.endings import KernelExit, kernel_start_error
 from cloche.engine.sandboxes.init_client import InitClient, is_kernel_reply
-from cloche.events import Bundle, Cleared, Display, Input, Raised, Wrote
+from cloche.events import Cleared, Display, Input, Raised, Wrote
 from cloche.guest import wire
 from cloche.isolation.base import FirstKernel
 from cloche.isolation.channel import (
@@ -48,6 +48,7 @@ PARSED_BYTES = ((b"[", 88), (b"{", 184), (b'"', 26), (b",", 40), (b":", 48))
 MAX_PATH = 8192
 MAX_ATTRIBUTES = 128
 _TEXT_FIELDS = ("path", "name", "owner", "group", "target")
+DisplayPart = tuple[str, bytes]  # a MIME type and the encoded value
 
 
 def text_field(header: Header, name: str, limit: int = MAX_NAME) -> str:
@@ -76,24 +77,19 @@ def exit_code_field(header: Header) -> int | None:
     return value if type(value) is int and 0 <= value <= 255 else None
 
 
-def parse_display(header: Header, body: bytes) -> Display:
+def parse_display(header: Header, parts: Sequence[DisplayPart]) -> Display:
     id = header.get("id")
     return Display(
-        data=parse_bundle(header.get("parts"), body),
+        data={mime: decode_part(mime, content) for mime, content in parts},
         main=header.get("main") is True,
         id=None if id is None else text_field(header, "id"),
         update=header.get("update") is True,
     )
 
 
-def parse_bundle(parts: object, body: bytes) -> Bundle:
-    """The MIME bundle whose values lie one after another in `body`. JSON of more than 8 MiB is left out."""
-    return {mime: decode_part(mime, content) for mime, content in _split_parts(parts, body)}
-
-
-def estimate_parsed_bytes(parts: object, body: bytes) -> int:
+def estimate_parsed_bytes(parts: Sequence[DisplayPart]) -> int:
     """The memory that the JSON in a bundle takes once it is parsed, estimated too high rather than too low."""
-    return sum(_estimate_json_bytes(content) for mime, content in _split_parts(parts, body) if mime.endswith("json"))
+    return sum(_estimate_json_bytes(content) for mime, content in parts if mime.endswith("json"))
 
 
 def _estimate_json_bytes(content: bytes) -> int:
@@ -101,16 +97,20 @@ def _estimate_json_bytes(content: bytes) -> int:
     return width * len(content) + sum(content.count(sign) * size for sign, size in PARSED_BYTES)
 
 
-def _split_parts(parts: object, body: bytes) -> Iterator[tuple[str, bytes]]:
+def split_parts(header: Header, body: bytes) -> list[DisplayPart]:
+    """The values of a MIME bundle, which lie one after another in `body`. JSON of more than 8 MiB is left out."""
+    parts = header.get("parts")
     if not isinstance(parts, list) or len(parts) > MAX_PARTS:
         raise wire.WireError("parts of a display are not a short list")
+    found: list[DisplayPart] = []
     at = 0
     for part in parts:
         mime, length = _parse_part(part)
         require_protocol(at + length <= len(body), "a display is shorter than its parts say")
         if length <= MAX_JSON or not mime.endswith("json"):
-            yield mime, body[at : at + length]
+            found.append((mime, body[at : at + length]))
         at += length
+    return found
 
 
 def decode_part(mime: str, content: bytes) -> Any:
