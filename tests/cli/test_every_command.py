@@ -137,6 +137,7 @@ VALUES = {
     "serve": ["--port", "0"],
     "chat": ["--message", "hi"],
     "bench": ["--quick", "--no-peer"],
+    "completion": ["bash"],
     "doctor": ["--deep"],
     "quota set": ["alice", "--sandboxes", "1"],
     "quota reset": ["alice"],

@@ -147,6 +147,14 @@ def test_help_of_run():
     assert found.count <= 230
 
 
+def test_completion_of_a_command():
+    """A shell waits for it at each press of the tab key."""
+    program = "from cloche.cli import main\nimport os\ntry: main([], prog_name='cloche')\nexcept SystemExit: pass"
+    asked = {"_CLOCHE_COMPLETE": "bash_complete", "COMP_WORDS": "cloche se", "COMP_CWORD": "1"}
+    found = on_host(f"import os; os.environ.update({asked})\n{program}\n{REPORT}")
+    assert not [name for name in found.ours if name.startswith("cloche.cli.")]
+
+
 def on_host(program: str) -> Loaded:
     ran = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
     return loaded(ran.stdout.splitlines()[-1])

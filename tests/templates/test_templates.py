@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import itertools
 import marshal
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 
 from cloche import cli, errors
+from cloche.cli.progress import show_progress
 from cloche.model import Template
 from cloche.templates import Catalogue, TemplateProgress, build_template, ensure_template, pythons, uv
 from cloche.templates import catalogue as catalogues
@@ -335,6 +337,37 @@ def test_list_show_and_rm_in_a_terminal(tmp_path):
     assert CliRunner().invoke(cli.main, [*command, "rm", "geo"]).stdout == f"removed {template.ref}\n"
     missing = CliRunner().invoke(cli.main, [*command, "show", "geo"])
     assert missing.exit_code == 125 and "no template 'geo'" in missing.stderr
+
+
+class Screen(io.StringIO):
+    """A terminal, as far as progress knows."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_a_bar_with_the_step_the_share_and_the_time_left(tiny, monkeypatch):
+    seconds = itertools.count(1000.0, 2.0)
+    monkeypatch.setattr("time.time", lambda: next(seconds))
+    monkeypatch.setattr("sys.stderr", screen := Screen())
+    monkeypatch.setenv("COLUMNS", "80")
+    with show_progress("building tiny") as report:
+        for each in tiny[2]:
+            report(each)
+    *shown, last = [re.sub(r"\x1b\[\?25[lh]", "", line) for line in screen.getvalue().partition("\n")[0].split("\r")]
+    assert any(re.fullmatch(r"building tiny \[#+-+\]  \d\d%  00:\d\d:\d\d  \S.*", line) for line in shown), shown
+    assert not any(re.search(r"   0%  \d\d:", line) for line in shown)  # not a guess from nothing
+    assert re.match(rf"building tiny \[#+\] 100%  ready as {tiny[1].ref} after \d+ s", last)
+    assert max(map(len, shown)) < 80
+
+
+def test_elsewhere_each_step_is_a_line(tiny, capsys):
+    with show_progress("building tiny") as report:
+        for each in tiny[2]:
+            report(each)
+    lines = capsys.readouterr().err.splitlines()
+    assert all(re.match(r"building tiny: \d+% \w", line) for line in lines) and len(lines) < 40
+    assert re.fullmatch(rf"building tiny: 100% ready as {tiny[1].ref} after \d+ s", lines[-1])
 
 
 AGAIN = "name = 'tiny'\npackages = ['six', 'trapped']\n[env]\nAGAIN = 'yes'\n"

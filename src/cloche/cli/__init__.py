@@ -8,13 +8,16 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cloche import errors
 from cloche.config import Config, load_config
 from cloche.telemetry import LogFormat, LogLevel, configure_logging
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 EXIT_CLOCHE_FAILED = 125  # exit status, apart from any that a program is likely to use
 EXIT_INTERRUPTED = 130
@@ -53,6 +56,7 @@ COMMAND_GROUPS = {
         "doctor": "Report the isolation and limits that this host supports.",
         "config": "Print the configuration and the source of each value.",
         "gc": "Remove unneeded data from the data directory.",
+        "completion": "Print the completion script for bash, zsh or fish.",
         "bench": "Measure times and memory against a plain ipykernel.",
     },
 }
@@ -62,7 +66,7 @@ COMMANDS = tuple(name for group in COMMAND_GROUPS.values() for name in group)
 
 
 class LazyCommands(click.Group):
-    """A group that imports `cloche.cli.<name>` when that command is used; `--help` imports none of them."""
+    """A group that imports `cloche.cli.<name>` when that command is used; help and completion import none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -77,6 +81,13 @@ class LazyCommands(click.Group):
         for title, group in COMMAND_GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl([(name.ljust(width), text) for name, text in group.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem  # here: for a shell's request only
+
+        texts = [item for group in COMMAND_GROUPS.values() for item in group.items()]
+        found = [CompletionItem(name, help=text) for name, text in texts if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def invoke(self, ctx: click.Context) -> object:
         try:
