@@ -56,7 +56,7 @@ def test_a_new_sandbox_has_everything_that_clients_read(create):
     body = made.json()
     assert body["sandboxID"].startswith("i") and len(body["sandboxID"]) == 21
     assert body["templateID"].startswith("python@")
-    assert (body["alias"], body["domain"]) == ("base", None)
+    assert body["alias"] == "base"
     assert body["envdAccessToken"] and body["trafficAccessToken"] and body["clientID"]
     assert tuple(map(int, body["envdVersion"].split("."))) >= (0, 6, 4)
 

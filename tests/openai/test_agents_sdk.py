@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from urllib.parse import urlsplit
 
 import pytest
 from tests.conftest import REPOSITORY, RunningServer
@@ -42,6 +43,12 @@ def test_its_sessions_work_below_workspace_as_the_user(said: dict):
 
 def test_a_resumed_session_has_the_files_of_the_one_before(said: dict):
     assert [each["kept"] for each in said["sessions"]] == ["made"] * 4
+
+
+def test_exposed_ports_are_at_this_server(said: dict, gateway_server: RunningServer):
+    for host, port, tls in (each["port"] for each in said["sessions"]):
+        assert host.startswith("8000-i") and host.endswith(".localhost")
+        assert (port, tls) == (urlsplit(gateway_server.url).port, False)
 
 
 def test_its_sandbox_agent_runs_commands_of_the_model(said: dict, upstream: ScriptedUpstream, model: str):

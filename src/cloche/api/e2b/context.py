@@ -10,7 +10,7 @@ from starlette.responses import Response
 from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.dialect import Conflict, DialectContext, NotSupported, json_reply
-from cloche.api.e2b.port_target import strip_client_id
+from cloche.api.e2b.port_target import sandbox_domain, strip_client_id
 from cloche.api.e2b.registry import E2bSandbox, E2bSandboxes
 from cloche.api.http import status_of
 from cloche.config import Config
@@ -27,8 +27,12 @@ class E2bContext(DialectContext):
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, registry: E2bSandboxes, config: Config):
         super().__init__(engine, gatekeeper, config)
         self.registry = registry
-        self.domain = config.server.domain
         self.max_seconds = config.lifetime.max_seconds
+
+    def domain(self, connection: HTTPConnection) -> str:
+        """The domain below which that client finds ports of sandboxes."""
+        server = self.config.server
+        return sandbox_domain(server.domain, server.public_url, connection.headers.get("host", ""))
 
     def sandbox_id(self, connection: HTTPConnection) -> str:
         return strip_client_id(connection.path_params["id"])

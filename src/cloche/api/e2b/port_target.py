@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import re
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -19,6 +22,8 @@ PORT_HEADER = "e2b-sandbox-port"
 _LABEL = re.compile(r"(\d{1,5})-([a-z0-9]+)(?:-[a-z0-9]+)?")
 _OWN_LABEL = re.compile(r"(\d{1,5})-(i[a-z0-9]{20})(?:-[a-z0-9]+)?")
 _ID = re.compile(r"[a-z0-9]{1,64}")
+_HOST_NAME = re.compile(r"[a-z0-9.-]{1,253}")
+NO_DOMAIN = "server-domain-is-not-set.invalid"  # resolves nowhere (RFC 2606)
 
 
 class PortTarget(Struct):
@@ -68,6 +73,26 @@ def is_sandbox_host(scope: Scope, domain: str) -> bool:
 def is_port_health(scope: Scope) -> bool:
     """Whether it is `GET /health` of envd or of the code server, by headers: clients may ask without the prefix."""
     return scope["path"] == "/health" and Headers(scope=scope).get(PORT_HEADER) in (str(ENVD_PORT), str(CODE_PORT))
+
+
+def sandbox_domain(configured: str, public_url: str, host: str) -> str:
+    """The domain for names of sandboxes in responses: the configured one, else the address that the client uses.
+
+    Never none: clients would take E2B's own domain then, and send code and tokens there. No name can be put before
+    an address: on one machine it is `localhost`, else one that resolves nowhere.
+    """
+    if configured:
+        return configured
+    try:
+        address = urlsplit(public_url or f"//{host}")
+        name, port = address.hostname or "", address.port
+    except ValueError:
+        return NO_DOMAIN
+    with contextlib.suppress(ValueError):
+        name = "localhost" if ipaddress.ip_address(name).is_loopback else ""
+    if not _HOST_NAME.fullmatch(name):
+        return NO_DOMAIN
+    return name if port is None else f"{name}:{port}"
 
 
 def is_api_host(scope: Scope, domain: str) -> bool:

@@ -137,7 +137,7 @@ class ControlPauses:
         sandbox = await self._api.engine.resume(id, owner, seconds=max(seconds, 1))
         if seconds > 0:
             sandbox.extend(seconds)
-        return self._connected_response(sandbox, 201 if known.state == "paused" else 200)
+        return self._connected_response(request, sandbox, 201 if known.state == "paused" else 200)
 
     async def resume(self, request: Request) -> Response:
         """The predecessor of `connect`, for old clients. A running sandbox is a conflict."""
@@ -149,7 +149,8 @@ class ControlPauses:
             raise Conflict(f"sandbox {id} is already running")
         if asked.autoPause and known.on_deadline != "pause":
             raise NotSupported("autoPause: it is settled when a sandbox is made; leave it out, or set a longer timeout")
-        return self._connected_response(await self._api.engine.resume(id, owner, seconds=max(seconds, 1)), 201)
+        resumed = await self._api.engine.resume(id, owner, seconds=max(seconds, 1))
+        return self._connected_response(request, resumed, 201)
 
     async def fork(self, request: Request) -> Response:
         """Creates sandboxes with the files and the environment of this one, which continues to run."""
@@ -158,16 +159,17 @@ class ControlPauses:
         seconds = self._api.seconds(asked.timeout, FORK_SECONDS)
         count = 1 if asked.count is None else asked.count
         forks = await self._api.engine.fork(id, owner, count, seconds=max(seconds, 1))
-        return json_reply([self._encode_fork_result(each) for each in forks], 201)
+        return json_reply([self._encode_fork_result(each, self._api.domain(request)) for each in forks], 201)
 
-    def _encode_fork_result(self, fork: Sandbox | errors.ClocheError) -> Json:
+    def _encode_fork_result(self, fork: Sandbox | errors.ClocheError, domain: str) -> Json:
         """One of the requested forks, or the error that prevented it."""
         if isinstance(fork, Sandbox):
-            return {"sandbox": encode_created_sandbox(self._api.registry.of(fork), self._api.domain)}
+            return {"sandbox": encode_created_sandbox(self._api.registry.of(fork), domain)}
         return {"error": error_body(status_of(fork), str(fork))}
 
-    def _connected_response(self, sandbox: Sandbox, status: int) -> Response:
-        return json_reply(encode_created_sandbox(self._api.registry.of(sandbox), self._api.domain), status)
+    def _connected_response(self, request: Request, sandbox: Sandbox, status: int) -> Response:
+        domain = self._api.domain(request)
+        return json_reply(encode_created_sandbox(self._api.registry.of(sandbox), domain), status)
 
 
 # Metrics and lifecycle logs of sandboxes.
@@ -356,10 +358,10 @@ class ControlSandboxes:
         asked = b"%d:%s" % (version, body)
         making = make() if key is None else self._repeats.create_once(owner, key, asked, make)
         e2b_sandbox = await create_unless_disconnected(request, self._api.engine, making)
-        return json_reply(encode_created_sandbox(e2b_sandbox, self._api.domain), 201)
+        return json_reply(encode_created_sandbox(e2b_sandbox, self._api.domain(request)), 201)
 
     async def get(self, request: Request) -> Response:
-        return json_reply(encode_sandbox_detail(await self._api.e2b_sandbox(request), self._api.domain))
+        return json_reply(encode_sandbox_detail(await self._api.e2b_sandbox(request), self._api.domain(request)))
 
     async def kill(self, request: Request) -> Response:
         await self._api.engine.kill(self._api.sandbox_id(request), self._api.owner(request))

@@ -274,7 +274,7 @@ def encode_created_sandbox(e2b_sandbox: E2bSandbox, domain: str) -> Json:
         **_encode_sandbox_identity(e2b_sandbox.info),
         "envdAccessToken": e2b_sandbox.access_token,
         "trafficAccessToken": e2b_sandbox.traffic_token,
-        "domain": domain or None,
+        "domain": domain,
     }
 
 
@@ -283,7 +283,7 @@ def encode_sandbox_detail(e2b_sandbox: E2bSandbox, domain: str) -> Json:
     return {
         **encode_listed_sandbox(info),
         "envdAccessToken": e2b_sandbox.access_token,
-        "domain": domain or None,
+        "domain": domain,
         "lifecycle": {"autoResume": info.auto_resume, "onTimeout": info.on_deadline},
         **({} if e2b_sandbox.is_paused else _encode_sandbox_network(e2b_sandbox)),
         **({} if info.pause_memory is None else {"pauseMode": "full" if info.pause_memory else "filesystem"}),
