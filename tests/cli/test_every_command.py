@@ -77,7 +77,8 @@ def test_a_server_says_where_its_data_is(bare_dir: str):
 
 
 def test_make_serve_uses_the_data_directory_of_the_command():
-    recipe = subprocess.run(["make", "-n", "serve"], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    command = ["make", "--no-print-directory", "-n", "serve"]  # else a `make test` around it has it name its directory
+    recipe = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
     assert recipe.splitlines()[-1].strip() == "exec .venv/bin/cloche serve"
 
 

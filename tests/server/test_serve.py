@@ -270,7 +270,8 @@ def test_log_lines_can_be_json(own_data_dir, tmp_path):
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
-        assert process.stdout is not None and process.stdout.readline().startswith("ready ")
+        assert process.stdout is not None and process.stdout.readline().startswith("data directory ")
+        assert process.stdout.readline().startswith("ready ")
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     finally:

@@ -129,7 +129,6 @@ def command(
     network = {"network.allow": allow or None, "network.deny": deny or None, "packages.enabled": packages}
     config = load_command_config({**{f"server.{name}": value for name, value in flags.items()}, **network})
     log.level = "debug" if log.level == "debug" else "info"
-    click.echo(f"data directory {config.data_dir} ({config.origins['data_dir']})")
     silence_uvicorn()
     _check_exposure(config, insecure_no_auth)
     check_tls(config.server)
@@ -166,6 +165,7 @@ async def _run_server(config: Config, preset: str | None, *, no_auth: bool) -> N
     async with contextlib.AsyncExitStack() as stack:
         bound = stack.enter_context(bind_socket(config.server))
         await stack.enter_async_context(keys)
+        click.echo(f"data directory {config.data_dir} ({config.origins['data_dir']})")
         host = await stack.enter_async_context(host_server(config, keys, gatekeeper, bound=bound))
         url = server_url(config.server, bound)
         if not no_auth:
