@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeVa
 
 import msgspec
 
+from cloche.json_text import decode_lenient_utf8
 from cloche.model import FileInfo, Outcome, Stream, ToolCall, Usage
 
 T = TypeVar("T")
@@ -512,10 +513,11 @@ def encode_json(value: object) -> bytes:
         return json.dumps(plain, separators=(",", ":")).encode()
 
 
-def decode_json(raw: bytes | str, kind: type[T] | Any, max_values: int | None = None) -> T:
+def decode_json(raw: bytes | str, kind: type[T] | Any, max_slow_bytes: int | None = None) -> T:
     """Decodes JSON into `kind`. Raises msgspec.ValidationError for another value, ValueError for invalid JSON.
 
-    With `max_values`, ValueError also for a text that only the slow parser takes and that could have more values.
+    With `max_slow_bytes`, ValueError also for a longer text that only the slow parser takes. What comes from outside is
+    measured before: `check_json`.
     """
     try:
         try:
@@ -523,10 +525,9 @@ def decode_json(raw: bytes | str, kind: type[T] | Any, max_values: int | None = 
         except msgspec.ValidationError:
             raise
         except (msgspec.DecodeError, UnicodeDecodeError):
-            # Counted before it is parsed, in strings too: what is small as text can take seconds and a GiB as objects.
-            if max_values is not None and _estimate_values(raw) > max_values:
-                raise ValueError(f"it needs care (a lone surrogate?), and has over {max_values} values") from None
-            return msgspec.convert(json.loads(raw, parse_constant=_refuse_constant), kind)  # this one knows surrogates
+            if max_slow_bytes is not None and len(raw) > max_slow_bytes:
+                raise ValueError(f"it needs care (a lone surrogate?), and is over {max_slow_bytes} bytes") from None
+            return msgspec.convert(json.loads(decode_lenient_utf8(raw), parse_constant=_refuse_constant), kind)
     except RecursionError:  # of either parser
         raise ValueError("it is nested too deeply") from None
 
@@ -581,45 +582,9 @@ def _decode_base64(value: object) -> bytes:
         raise ValueError("a value that is said to be base64 is not") from None
 
 
-def _estimate_values(raw: bytes | str) -> int:
-    """The approximate maximum of values in the text."""
-    if isinstance(raw, str):
-        return sum(map(raw.count, ("[", "{", ",")))
-    return sum(map(raw.count, (b"[", b"{", b",")))
-
-
 def _null_constant(constant: str) -> None:
     """JSON has no NaN and no infinity: both become null, as in the fast encoder."""
 
 
 def _refuse_constant(constant: str) -> None:
     raise ValueError(f"there is no {constant} in JSON")
-
-
-# Counting the values of a JSON text before it is parsed: a small text can be large in memory.
-
-_VALUE_SIGNS = (b"[", b"{", b",")  # a value has one, at least
-_STEP_BYTES = 1 << 20
-
-
-def count_json_values(content: bytes, most: int) -> int:
-    """Approximate number of values. Signs inside strings count too, unless there seem to be more than `most`.
-
-    It takes at most half a second for 50 MiB of any content: other requests wait meanwhile.
-    """
-    count = sum(map(content.count, _VALUE_SIGNS))
-    if count <= most:
-        return count
-    plain = content.replace(b"\\\\", b"").replace(b'\\"', b"")  # from here on, each quote begins or ends a text
-    values = plain.count(b'"') // 4  # or more: a text is a value, or the name of one
-    return values if values > most else _count_signs_outside_strings(plain)
-
-
-def _count_signs_outside_strings(plain: bytes) -> int:
-    """Counts step by step: all pieces at once would be large themselves."""
-    count, in_text = 0, 0
-    for start in range(0, len(plain), _STEP_BYTES):
-        pieces = plain[start : start + _STEP_BYTES].split(b'"')
-        count += sum(map(b"".join(pieces[in_text::2]).count, _VALUE_SIGNS))
-        in_text = (in_text + len(pieces) - 1) % 2
-    return count

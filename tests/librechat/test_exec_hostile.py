@@ -252,11 +252,13 @@ def test_numbers_beyond_all_bounds_spoil_only_themselves(number: float) -> None:
 
 def test_unread_outputs_are_not_created() -> None:
     asked = decode_exec(
-        b'{"lang":"py","code":"1","other":' + b"[" * 900 + b"]" * 900 + b',"timeout":"' + b"x" * 2000 + b'"}'
+        b'{"lang":"py","code":"1","other":' + b"[" * 190 + b"]" * 190 + b',"timeout":"' + b"x" * 2000 + b'"}'
     )
     assert asked.code == "1" and "`timeout` was ignored" in asked.notes[0]
-    many = decode_exec(b'{"lang":"py","code":"1","args":[' + b"[]," * (2 * MIB) + b"1]}")
-    assert many.args == () and "`args` was ignored" in many.notes[0]
+    long = decode_exec(b'{"lang":"py","code":"1","args":["' + b"x" * (5 * MIB) + b'"]}')
+    assert long.args == () and "`args` was ignored" in long.notes[0]
+    with pytest.raises(LibreChatRefusal, match="more than 200000 values"):
+        decode_exec(b'{"lang":"py","code":"1","args":[' + b"[]," * (2 * MIB) + b"1]}")
     with pytest.raises(errors.InvalidRequest, match="`code` must be there"):
         decode_exec(b'{"lang":"py","code":[' + b"[]," * 1000 + b"1]}")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloche.events import count_json_values
+from cloche.json_text import count_json_values
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_a_models_name_is_short_and_printable(refused: Any):
 def test_allowed_tools_do_not_nest():
     choice: dict[str, Any] = {"type": "allowed_tools", "mode": "auto", "tools": []}
     chat_choice: dict[str, Any] = {"type": "allowed_tools", "allowed_tools": {"tools": []}}
-    for _ in range(200):
+    for _ in range(60):
         choice = {"type": "allowed_tools", "mode": "auto", "tools": [choice]}
         chat_choice = {"type": "allowed_tools", "allowed_tools": {"tools": [chat_choice]}}
     assert refusal(tool_choice=choice).param == "tool_choice.tools[0]"

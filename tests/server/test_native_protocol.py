@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cloche import errors, events
-from cloche.api.native.context import decode_client_message
+from cloche.api.native.context import MAX_SLOW_PARSE_BYTES, decode_client_message
 from cloche.api.native.files import parse_octal_mode
 from cloche.api.native.runs import encode_server_event as encode_sse
 from cloche.engine.executions.runs import RunEventLine
@@ -136,13 +136,20 @@ def test_code_may_have_lone_surrogates():
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-def test_input_for_the_slow_parser_has_a_value_limit(as_text: bool):
+def test_a_message_has_a_limit_of_values(as_text: bool):
     raw = b'{"code": "\\ud800", "argv": [' + b"{}," * 300_000 + b"{}]}"
-    with pytest.raises(errors.InvalidRequest, match="over 200000 values"):
+    with pytest.raises(errors.InvalidRequest, match="more than 200000 values"):
         decode_client_message(raw.decode() if as_text else raw, requests.ExecuteRequest)
     assert (
         len(decode_client_message(b'{"code": "[,{' + b"," * 300_000 + b'"}', requests.ExecuteRequest).code) == 300_003
     )
+
+
+def test_input_for_the_slow_parser_has_a_limit_of_bytes():
+    raw = b'{"code": "' + b"x" * MAX_SLOW_PARSE_BYTES + b'%s"}'
+    assert len(decode_client_message(raw.replace(b"%s", b""), requests.ExecuteRequest).code) == MAX_SLOW_PARSE_BYTES
+    with pytest.raises(errors.InvalidRequest, match="a lone surrogate"):
+        decode_client_message(raw.replace(b"%s", b"\\ud800"), requests.ExecuteRequest)
 
 
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])

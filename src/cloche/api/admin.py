@@ -25,7 +25,7 @@ from cloche import errors
 from cloche.api.admin_requests import AdminRequests
 from cloche.api.auth import Gatekeeper
 from cloche.api.dialect import InvalidJson, decode_json, dialect_route, json_reply
-from cloche.api.http import Dialect, read_whole_body
+from cloche.api.http import Dialect, read_decoded
 from cloche.api.requests import RequestTracker, mark_owner_erased
 from cloche.api.system import error_reply, own_router
 from cloche.config.sections import QUOTA_NAMES, QuotaOverride
@@ -172,7 +172,7 @@ class AdminTenants:
         """Replaces every earlier override of this owner or key."""
         self._gatekeeper.admit_admin(request)
         tenant = await self._tenant_from_path(request)
-        override = decode_quota_override(await read_whole_body(request, MAX_QUOTA_REQUEST_BYTES))
+        override = await read_decoded(request, decode_quota_override, MAX_QUOTA_REQUEST_BYTES)
         await self._quotas.set(tenant, override)
         return json_reply(self._quota_response(tenant))
 
@@ -422,13 +422,13 @@ class AdminApi:
 
     async def add(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
-        asked = decode_key_request(await read_whole_body(request, MAX_QUOTA_REQUEST_BYTES), NewKeyRequest)
+        asked = await _read_key_request(request, NewKeyRequest)
         made = await self._keys.add(asked.owner, asked.role, asked.name, asked.expires_at)
         return json_reply(new_key_response(*made), 201)
 
     async def rotate(self, request: Request) -> Response:
         self._gatekeeper.admit_admin(request)
-        asked = decode_key_request(await read_whole_body(request, MAX_QUOTA_REQUEST_BYTES), RotateKeyRequest)
+        asked = await _read_key_request(request, RotateKeyRequest)
         made = await self._keys.rotate(request.path_params["id"], asked.expires_at)
         await self._quotas.try_refresh()
         return json_reply(new_key_response(*made), 201)
@@ -443,6 +443,10 @@ class AdminApi:
         if kill == "false":
             return Response(status_code=204)
         return json_reply({"id": id, "sandboxes_killed": await kill_key_sandboxes(self._engine, self._keys, id)})
+
+
+async def _read_key_request(request: Request, kind: type[T]) -> T:
+    return await read_decoded(request, lambda body: decode_key_request(body, kind), MAX_QUOTA_REQUEST_BYTES)
 
 
 def decode_key_request(body: bytes, kind: type[T]) -> T:

@@ -23,12 +23,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cloche import errors
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import MAX_JSON_BYTES, Dialect, DialectEndpoint, Handler, StreamResponse, read_whole_body
+from cloche.api.http import MAX_JSON_BYTES, Dialect, DialectEndpoint, Handler, StreamResponse, read_decoded
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.handle import SandboxHandle
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import encode_json
+from cloche.json_text import TooComplexJson, check_json, decode_lenient_utf8, parse_json
 from cloche.model import Principal
 
 T = TypeVar("T")
@@ -86,9 +87,13 @@ class DialectContext(ABC):
         """The handle of the sandbox in the path, running or paused. Raises SandboxNotFound, Gone, and as `admit`."""
         return await self.engine.handle(self.sandbox_id(connection), self.visible_owner(connection))
 
-    async def body(self, request: Request) -> bytes:
-        """The whole body. Raises TooLarge."""
-        return await read_whole_body(request, self.max_body_bytes)
+    async def decoded(self, request: Request, decode: Callable[[bytes], T]) -> T:
+        """The body's JSON, as `decode` reads it. Raises TooLarge, and everything that `decode` raises."""
+        return await read_decoded(request, decode, self.max_body_bytes)
+
+    async def json_body(self, request: Request, kind: type[T]) -> T:
+        """The body's JSON as that type; an empty body is an empty object. Raises InvalidJson, TooLarge."""
+        return await self.decoded(request, lambda body: decode_json_body(body, kind))
 
     def unsupported(self, why: str) -> Handler:
         """The handler of a route that the vendor's API has and this server has not.
@@ -159,7 +164,7 @@ def to_microseconds(seconds: float) -> int:
 
 # JSON bodies. Errors say where and what; each dialect may put that into its own words.
 
-JsonFlaw = Literal["empty", "syntax", "depth", "type"]
+JsonFlaw = Literal["empty", "syntax", "complexity", "type"]
 
 
 class InvalidJson(errors.InvalidRequest):
@@ -182,8 +187,8 @@ def _describe_flaw(flaw: JsonFlaw, problem: str, path: str) -> str:
     match flaw:
         case "type":
             return f"the request's body is not right: {path + ': ' if path else ''}{problem}"
-        case "depth":
-            return "the request's body is nested too deeply"
+        case "complexity":
+            return f"the request's body is too complex: {problem}"
     return f"the request's body is not JSON: {problem}"
 
 
@@ -192,15 +197,18 @@ def decode_json(body: bytes) -> Any: ...
 @overload
 def decode_json(body: bytes, kind: type[T]) -> T: ...
 def decode_json(body: bytes, kind: Any = Any) -> Any:
-    """Decodes a body. Raises InvalidJson."""
+    """Decodes a body, if it is within the bounds of `check_json`. Raises InvalidJson.
+
+    A body of more than a mebibyte does not belong on the event loop: `read_decoded`.
+    """
     try:
-        return msgspec.json.decode(body, type=kind)
+        return parse_json(body, kind)
+    except TooComplexJson as error:
+        raise InvalidJson("complexity", str(error)) from None
     except msgspec.ValidationError as error:
         raise invalid_type(error) from None
     except (msgspec.DecodeError, UnicodeError) as error:
         raise InvalidJson("syntax", str(error)) from None
-    except RecursionError as error:  # in unknown fields, too
-        raise InvalidJson("depth", str(error)) from None
 
 
 def decode_json_body(body: bytes, kind: type[T]) -> T:
@@ -216,11 +224,14 @@ def decode_json_object(body: bytes) -> dict[str, Any]:
     if not body.strip():
         raise InvalidJson("empty", "it is empty")
     try:
-        value = json.loads(body)
+        check_json(body)
+        value = json.loads(decode_lenient_utf8(body))
+    except TooComplexJson as error:
+        raise InvalidJson("complexity", str(error)) from None
     except json.JSONDecodeError as error:
         raise InvalidJson("syntax", error.msg, position=error.pos) from None
-    except (ValueError, RecursionError):
-        raise InvalidJson("depth", "not UTF-8, nested too deeply, or a number of thousands of digits") from None
+    except ValueError:
+        raise InvalidJson("syntax", "it is not UTF-8, or has a number of thousands of digits") from None
     if not isinstance(value, dict):
         raise InvalidJson("type", "it must be an object")
     return value

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import io
 import math
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from starlette.datastructures import Headers
@@ -20,13 +23,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche import errors
 from cloche.engine.engine import Engine
+from cloche.json_text import SMALL_BYTES, JsonMeter, TooComplexJson
 from cloche.model import MIB
 from cloche.telemetry import log
 
 T = TypeVar("T")
+S = TypeVar("S", bytes, str)
 Handler = Callable[[Request], Awaitable[ASGIApp]]  # mostly a Response
 
 MAX_JSON_BYTES = 64 * MIB
+MAX_CODE_REQUEST_BYTES = 16 * MIB  # of a request that runs code, for clients whose code has a bound of its own
+MAX_INLINE_BYTES = MIB  # of a text that is decoded on the event loop
+MAX_DECODING_THREADS = 2
 IDLE_BODY_SECONDS = 60.0
 END_GRACE_SECONDS = 1.0
 REQUEST_ID_HEADER = "x-request-id"
@@ -225,8 +233,44 @@ async def _next_message(request: Request, seconds: float | None) -> Message:
 
 
 async def read_whole_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
-    """The whole body. Raises TooLarge."""
+    """The whole body, which is no JSON, or none that is kept. Raises TooLarge."""
     return b"".join([chunk async for chunk in read_body_chunks(request, max_bytes)])
+
+
+async def read_decoded(request: Request, decode: Callable[[bytes], T], max_bytes: int = MAX_JSON_BYTES) -> T:
+    """The body's JSON, as `decode` reads it. Raises TooLarge, and everything that `decode` raises.
+
+    Every decoder checks the text by `check_json`. One that this refuses is not read to its end.
+    """
+    return await decode_apart(decode, await collect_json(read_body_chunks(request, max_bytes)))
+
+
+async def collect_json(chunks: AsyncGenerator[bytes, None]) -> bytes:
+    """The whole text; one that is too complex ends where that shows, for its decoder to refuse it in its own words."""
+    text, meter, metered = io.BytesIO(), JsonMeter(), 0
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            text.write(chunk)
+            if text.tell() <= SMALL_BYTES:
+                continue
+            try:
+                meter.feed(chunk if metered else text.getvalue())
+            except TooComplexJson:
+                break
+            metered = text.tell()
+    return text.getvalue()
+
+
+async def decode_apart(decode: Callable[[S], T], text: S) -> T:
+    """Decodes a large text in a thread, of which there are few: the event loop has its turns meanwhile."""
+    if len(text) <= MAX_INLINE_BYTES:
+        return decode(text)
+    return await asyncio.get_running_loop().run_in_executor(_decoding_threads(), decode, text)
+
+
+@functools.cache
+def _decoding_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(MAX_DECODING_THREADS, "json")
 
 
 def _body_too_large(max_bytes: float) -> errors.TooLarge:

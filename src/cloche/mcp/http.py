@@ -15,12 +15,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cloche import errors, mcp
 from cloche.api.auth import Gatekeeper
-from cloche.api.http import DialectEndpoint, read_whole_body, request_id, status_of
+from cloche.api.http import DialectEndpoint, read_decoded, request_id, status_of
 from cloche.config import Config
 from cloche.engine.engine import Engine
+from cloche.events import decode_json
+from cloche.json_text import TooComplexJson, check_json
 from cloche.mcp.schemas import escape_values
 from cloche.model import KIB, MIB, Principal
-from cloche.protocol import responses
 
 if TYPE_CHECKING:
     from cloche.mcp.sessions import McpSession, McpSessions
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 PARSE_ERROR, INVALID_REQUEST, INTERNAL_ERROR = -32700, -32600, -32603
 UNSUPPORTED_VERSION = -32022
 REQUEST_CANCELLED = -32800
-MAX_JSON_VALUES = 200_000
+MAX_INITIALIZE_BYTES = 64 * KIB  # of `initialize`: a session keeps the client's description of itself
+MAX_SLOW_PARSE_BYTES = 8 * MIB  # of a message with halves of surrogates
 ESCAPED_LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
 JSON_TYPE = "application/json"
 
@@ -65,13 +67,20 @@ def decode_message(body: bytes) -> RpcMessage:
     if body[:1] == b"[":
         raise errors.InvalidRequest("one message at a time: batches are not part of the protocol any more")
     try:
-        message: RpcMessage = responses.decode_json(body, RpcMessage, MAX_JSON_VALUES)
+        check_json(body)
+        message: RpcMessage = decode_json(body, RpcMessage, MAX_SLOW_PARSE_BYTES)
     except msgspec.ValidationError as error:
         raise errors.InvalidRequest(f"not a JSON-RPC message: {error}") from None
+    except TooComplexJson as error:
+        raise errors.InvalidRequest(f"not a message that is read here: {error}") from None
     except ValueError as error:
         raise NotJson(f"the body is no valid JSON: {error}") from None
     if message.jsonrpc != "2.0":
         raise errors.InvalidRequest('not a JSON-RPC message: it needs "jsonrpc": "2.0"')
+    if message.method == "initialize" and len(body) > MAX_INITIALIZE_BYTES:
+        raise errors.TooLarge(
+            f"a client's initialize message can have {MAX_INITIALIZE_BYTES} bytes at most, not {len(body)}"
+        )
     return message
 
 
@@ -117,7 +126,6 @@ class McpErrorRenderer:
 
 MCP_PATH = "/mcp"
 MAX_BODY_BYTES = 32 * MIB
-MAX_INITIALIZE_BYTES = 64 * KIB  # of `initialize`: a session keeps the client's description of itself
 SESSION_HEADER = "mcp-session-id"
 ALLOWED_METHODS = "GET, POST, DELETE"
 
@@ -162,12 +170,7 @@ class McpDialect:
 
     async def _handle_post(self, request: Request) -> ASGIApp:
         principal = self._admit_request(request)
-        body = await read_whole_body(request, MAX_BODY_BYTES)
-        message = decode_message(body)
-        if message.method == "initialize" and len(body) > MAX_INITIALIZE_BYTES:
-            raise errors.TooLarge(
-                f"a client's initialize message can have {MAX_INITIALIZE_BYTES} bytes at most, not {len(body)}"
-            )
+        message = await read_decoded(request, decode_message, MAX_BODY_BYTES)
         sessions = await self._load_sessions()
         refusal = sessions.refusal(request, message)
         if refusal is not None:

@@ -18,7 +18,7 @@ from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.console.statics import ConsoleStatics
 from cloche.api.dialect import InvalidJson, decode_json
-from cloche.api.http import read_whole_body
+from cloche.api.http import read_decoded
 from cloche.api.requests import RequestTracker, audited_id_of
 from cloche.config import Config
 from cloche.engine.engine import Engine
@@ -171,7 +171,7 @@ def compress_partial(request: Request, response: Response) -> Response:
 async def decode_body(request: Request, kind: type[T]) -> T:
     """Raises InvalidRequest, TooLarge."""
     try:
-        return decode_json(await read_whole_body(request, MAX_BODY_BYTES), kind)
+        return await read_decoded(request, lambda body: decode_json(body, kind), MAX_BODY_BYTES)
     except InvalidJson as error:
         raise errors.InvalidRequest(f"invalid request: {error.detail}") from None
 

@@ -19,7 +19,7 @@ from cloche.api.dialect import InvalidJson, decode_json_object, dialect_route, j
 from cloche.api.e2b.context import SANDBOX_AWAY_ERRORS, e2b_sandbox_of, sandbox_away_reply
 from cloche.api.e2b.registry import E2bSandboxes
 from cloche.api.encoding import ascii_json, to_json_value
-from cloche.api.http import DropConnection, Handler, StreamResponse, read_whole_body, status_of
+from cloche.api.http import MAX_CODE_REQUEST_BYTES, DropConnection, Handler, StreamResponse, read_decoded, status_of
 from cloche.config import Config
 from cloche.engine.executions.context import Context
 from cloche.engine.executions.execution import Execution
@@ -259,7 +259,7 @@ class CodeServer:
 
     async def execute(self, request: Request) -> Response:
         sandbox = self._open_sandbox(request)
-        asked = decode_execute_request(await read_whole_body(request))
+        asked = await read_decoded(request, decode_execute_request, MAX_CODE_REQUEST_BYTES)
         context = _context_for_request(sandbox, asked)
         execution = context.execute(asked.code, env=asked.env_vars, until_deadline=True, showing=SHOWING)
         return StreamResponse(
@@ -275,7 +275,7 @@ class CodeServer:
 
     async def create_context(self, request: Request) -> Response:
         sandbox = self._open_sandbox(request)
-        asked = decode_context_request(await read_whole_body(request))
+        asked = await read_decoded(request, decode_context_request, MAX_CODE_REQUEST_BYTES)
         try:
             context = await sandbox.create_context(language=asked.language, cwd=asked.cwd)
         except (errors.InvalidRequest, errors.FileError, errors.Unavailable) as error:

@@ -27,10 +27,12 @@ from cloche.api.http import (
     Handler,
     ResetConnection,
     StreamResponse,
+    decode_apart,
     read_body_chunks,
-    read_whole_body,
+    read_decoded,
 )
 from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.json_text import TooComplexJson, parse_json
 from cloche.model import MIB
 
 UNARY_TYPE = "application/json"
@@ -112,7 +114,7 @@ def unary_handler(kind: type[M], call: Callable[[Request, M], Awaitable[Reply]])
 
     async def handle(request: Request) -> Response:
         _check_content_type(request, UNARY_TYPE)
-        asked = decode_message(kind, await read_whole_body(request, MAX_MESSAGE_BYTES))
+        asked = await read_decoded(request, lambda body: decode_message(kind, body), MAX_MESSAGE_BYTES)
         return json_reply(await call(request, asked))
 
     return handle
@@ -182,9 +184,9 @@ async def _call_while_running(sandbox: Sandbox, call: Awaitable[Reply]) -> Reply
 def decode_message(kind: type[M], data: bytes) -> M:
     """Decodes a message. Unknown fields are ignored, null means the default. Raises InvalidRequest."""
     try:
-        given = msgspec.json.decode(data or b"{}")
+        given = parse_json(data or b"{}")
         return msgspec.convert(_rename_to_json_fields(kind, given), kind, strict=False)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeError, TooComplexJson) as error:
         raise errors.InvalidRequest(f"this is no message that can be read here: {error}") from None
 
 
@@ -217,7 +219,7 @@ async def iterate_client_messages(request: Request, kind: type[M]) -> AsyncGener
     """
     async with contextlib.aclosing(_iterate_request_frames(request, unbounded=True)) as frames:
         async for data in frames:
-            yield decode_message(kind, data)
+            yield await decode_apart(lambda data: decode_message(kind, data), data)
 
 
 async def _read_only_message(request: Request, kind: type[M]) -> M:
@@ -229,7 +231,7 @@ async def _read_only_message(request: Request, kind: type[M]) -> M:
             only = data
     if only is None:
         raise errors.InvalidRequest("this call takes one message, and none came")
-    return decode_message(kind, only)
+    return await decode_apart(lambda data: decode_message(kind, data), only)
 
 
 async def _iterate_request_frames(request: Request, *, unbounded: bool = False) -> AsyncGenerator[bytes, None]:

@@ -34,7 +34,7 @@ from cloche.api.http import (
     Handler,
     StreamResponse,
     read_body_chunks,
-    read_whole_body,
+    read_decoded,
     status_of,
 )
 from cloche.api.multipart import MULTIPART_TYPE, iterate_form_parts, parse_form_boundary
@@ -248,7 +248,7 @@ def decode_compose_request(body: bytes) -> ComposeFileBody:
 
 
 async def compose_file(request: Request) -> Response:
-    asked = decode_compose_request(await read_whole_body(request, 64 * MIB))
+    asked = await read_decoded(request, decode_compose_request)
     user = wire.parse_user_name(asked.username, wire.default_user_of(request))
     files = e2b_sandbox_of(request).sandbox.files
     target = wire.resolve_user_path(asked.destination, user)

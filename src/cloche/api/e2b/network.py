@@ -6,7 +6,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from cloche.api.dialect import decode_json_body
 from cloche.api.e2b.context import E2bContext
 from cloche.api.e2b.network_schema import E2bEgressRequest, E2bNetworkBody, decode_egress_request, policy_from_request
 from cloche.engine.sandboxes.networks import Networks
@@ -25,7 +24,7 @@ class ControlNetwork:
     async def replace(self, request: Request) -> Response:
         """Replaces the whole policy: omitted fields get their defaults."""
         sandbox = await self._api.sandbox(request)
-        asked = decode_json_body(await self._api.body(request), E2bNetworkBody)
+        asked = await self._api.json_body(request, E2bNetworkBody)
         networks = self._api.engine.networks
         await networks.replace(
             sandbox, policy_within_bound(decode_egress_request(asked, asked.allow_internet_access), networks)

@@ -18,7 +18,6 @@ from cloche.api.dialect import (
     Conflict,
     Json,
     NotSupported,
-    decode_json_body,
     format_timestamp,
     json_reply,
     to_microseconds,
@@ -79,7 +78,7 @@ class ControlTimeouts:
     async def set_timeout(self, request: Request) -> Response:
         """Moves the deadline, also to an earlier time; 0 ends the sandbox now."""
         sandbox = await self._api.sandbox(request)
-        seconds = self._api.seconds(decode_json_body(await self._api.body(request), SetTimeoutBody).timeout, None)
+        seconds = self._api.seconds((await self._api.json_body(request, SetTimeoutBody)).timeout, None)
         if seconds == 0:
             sandbox.expire_now()
         else:
@@ -88,7 +87,7 @@ class ControlTimeouts:
 
     async def refresh(self, request: Request) -> Response:
         sandbox = await self._api.sandbox(request)
-        asked = decode_json_body(await self._api.body(request), RefreshSandboxBody)
+        asked = await self._api.json_body(request, RefreshSandboxBody)
         seconds = REFRESH_SECONDS if asked.duration is None else asked.duration
         if not 0 <= seconds <= MAX_REFRESH_SECONDS:
             raise errors.InvalidRequest(f"duration: it must be from 0 to {MAX_REFRESH_SECONDS} s, not {seconds}")
@@ -122,14 +121,14 @@ class ControlPauses:
     async def pause(self, request: Request) -> Response:
         """Pauses with memory, unless the client declines it. A paused sandbox is a conflict."""
         owner = self._api.owner(request)
-        asked = decode_json_body(await self._api.body(request), PauseSandboxBody)
+        asked = await self._api.json_body(request, PauseSandboxBody)
         await self._api.engine.pause(self._api.sandbox_id(request), owner, memory=asked.memory is not False)
         return Response(status_code=204)
 
     async def connect(self, request: Request, *, default_seconds: int | None) -> Response:
         """Extends a running sandbox to at least that many seconds from now, never less; resumes a paused one."""
         owner, id = self._api.owner(request), self._api.sandbox_id(request)
-        asked = decode_json_body(await self._api.body(request), ConnectSandboxBody)
+        asked = await self._api.json_body(request, ConnectSandboxBody)
         seconds = self._api.seconds(asked.timeout, default_seconds)
         known = await self._api.engine.describe(id, owner)
         if known.state == "paused" and known.pause_memory and asked.memory is False:
@@ -142,7 +141,7 @@ class ControlPauses:
     async def resume(self, request: Request) -> Response:
         """The predecessor of `connect`, for old clients. A running sandbox is a conflict."""
         owner, id = self._api.owner(request), self._api.sandbox_id(request)
-        asked = decode_json_body(await self._api.body(request), ResumeSandboxBody)
+        asked = await self._api.json_body(request, ResumeSandboxBody)
         seconds = self._api.seconds(asked.timeout, RESUME_SECONDS)
         known = await self._api.engine.describe(id, owner)
         if known.state == "running":
@@ -155,7 +154,7 @@ class ControlPauses:
     async def fork(self, request: Request) -> Response:
         """Creates sandboxes with the files and the environment of this one, which continues to run."""
         owner, id = self._api.owner(request), self._api.sandbox_id(request)
-        asked = decode_json_body(await self._api.body(request), ForkSandboxBody)
+        asked = await self._api.json_body(request, ForkSandboxBody)
         seconds = self._api.seconds(asked.timeout, FORK_SECONDS)
         count = 1 if asked.count is None else asked.count
         forks = await self._api.engine.fork(id, owner, count, seconds=max(seconds, 1))
@@ -352,8 +351,10 @@ class ControlSandboxes:
 
     async def create(self, request: Request, *, version: int) -> Response:
         owner = self._api.owner(request)
-        body = await self._api.body(request)
-        make = partial(self._create_sandbox, owner, decode_create_request(body, version=version))
+        body, wanted = await self._api.decoded(
+            request, lambda body: (body, decode_create_request(body, version=version))
+        )
+        make = partial(self._create_sandbox, owner, wanted)
         key = request.headers.get("idempotency-key")
         asked = b"%d:%s" % (version, body)
         making = make() if key is None else self._repeats.create_once(owner, key, asked, make)

@@ -104,7 +104,7 @@ class ControlSnapshots:
 
     async def create(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        name = decode_snapshot_name(await self._api.body(request))
+        name = await self._api.decoded(request, decode_snapshot_name)
         return json_reply(
             encode_snapshot(await self._api.engine.snapshot(self._api.sandbox_id(request), owner, name=name)), 201
         )

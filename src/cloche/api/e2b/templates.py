@@ -156,7 +156,7 @@ class ControlBuilds:
 
     async def request(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        asked = wire.decode_build_request(await self._api.body(request))
+        asked = await self._api.decoded(request, wire.decode_build_request)
         limits = asked.limits(self._config.limits.default)
         return json_reply(
             wire.encode_requested_build(*await self._builds.request(asked.name, asked.tags, owner, limits)), 202
@@ -181,7 +181,7 @@ class ControlBuilds:
 
     async def start(self, request: Request) -> Response:
         build = await self._build_from_path(request)
-        plan = wire.decode_build_plan(await self._api.body(request))
+        plan = await self._api.decoded(request, wire.decode_build_plan)
         network = await self._default_network_policy(plan.base, build.owner)
         await self._builds.start(build, msgspec.structs.replace(plan, network=network))
         return Response(status_code=202)
@@ -196,13 +196,13 @@ class ControlBuilds:
 
     async def assign_tags(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        asked = wire.decode_tag_request(await self._api.body(request))
+        asked = await self._api.decoded(request, wire.decode_tag_request)
         build = await self._builds.assign(asked.target, asked.tags, owner)
         return json_reply({"tags": [tag.rpartition(":")[2] for tag in asked.tags], "buildID": build}, 201)
 
     async def remove_tags(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        asked = wire.decode_untag_request(await self._api.body(request))
+        asked = await self._api.decoded(request, wire.decode_untag_request)
         await self._builds.unassign(asked.name, asked.tags, owner)
         return Response(status_code=204)
 

@@ -159,7 +159,7 @@ class ControlVolumes:
 
     async def create(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        name = decode_volume_name(await self._api.body(request))
+        name = await self._api.decoded(request, decode_volume_name)
         return json_reply(self._encode_with_token(await self._volumes.create(name, owner)), 201)
 
     async def list_all(self, request: Request) -> Response:

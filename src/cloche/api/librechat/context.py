@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from math import ceil
 
 from starlette.requests import Request
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.dialect import DialectContext, json_reply
-from cloche.api.http import read_body_chunks, status_of
+from cloche.api.http import collect_json, read_body_chunks, status_of
 from cloche.api.librechat.identity import LibreChatAuth, LibreChatCaller
 from cloche.api.librechat.limits import ProgramRateLimit, RequestMemory, RequestMemoryShare
 from cloche.api.librechat.replies import LibreChatRefusal
@@ -51,11 +52,12 @@ class LibreChatContext(DialectContext):
 
     async def counted_body(self, request: Request, share: RequestMemoryShare) -> bytes:
         """Reads the body. Raises TooLarge, and LibreChatRefusal (503) as soon as there is no memory for it."""
-        pieces = []
+        return await collect_json(self._counted_chunks(request, share))
+
+    async def _counted_chunks(self, request: Request, share: RequestMemoryShare) -> AsyncGenerator[bytes, None]:
         async for chunk in read_body_chunks(request, self.max_body_bytes):
             share.add_bytes(len(chunk))
-            pieces.append(chunk)
-        return b"".join(pieces)
+            yield chunk
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         if isinstance(error, LibreChatRefusal):

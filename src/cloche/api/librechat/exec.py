@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from cloche import errors
 from cloche.api.dialect import Json, json_reply
-from cloche.api.http import run_unless_disconnected
+from cloche.api.http import decode_apart, run_unless_disconnected
 from cloche.api.librechat import outcome, programs
 from cloche.api.librechat.context import LibreChatContext
 from cloche.api.librechat.identity import LibreChatCaller
@@ -181,6 +181,6 @@ class ExecHandler:
     async def _run_request(
         self, request: Request, caller: LibreChatCaller, ticket: ProgramTicket, share: RequestMemoryShare
     ) -> Json:
-        asked = decode_exec(await self._api.counted_body(request, share))
+        asked = await decode_apart(decode_exec, await self._api.counted_body(request, share))
         share.settle(asked.bytes)
         return await run_unless_disconnected(request, self._runner.run_request(caller, asked, ticket.turn()))

@@ -16,7 +16,7 @@ import msgspec
 
 from cloche import errors
 from cloche.api.librechat.replies import LibreChatRefusal, is_code_id, quote_ascii_name
-from cloche.events import count_json_values
+from cloche.json_text import TooComplexJson, check_json
 from cloche.model import MIB, Struct, ToolDefinition, ToolLanguage, ToolResult, tools_by_identifier
 
 DATA_DIRECTORY = "/mnt/data/"
@@ -24,7 +24,6 @@ MAX_ARGS = 1000
 MAX_FILE_REFS = 2000  # that are looked at; a program can have fewer, by [librechat] max_files
 MAX_REQUEST_NOTES = 20
 MAX_CODE_BYTES = 10_000_000
-MAX_VALUES = 2_000_000  # of a body that is decoded whole
 MAX_LONE_SURROGATES = 100_000  # of letters; a body with more is no JSON
 MAX_NAME_CHARACTERS = 5000  # that are looked at: no name is as long
 MAX_WORD_CHARACTERS = 200
@@ -90,6 +89,7 @@ _MAX_FIELD_BYTES = {
 
 def decode_exec(body: bytes) -> ExecRequest:
     """Raises InvalidRequest for a body that is no JSON object, or has no program, and LibreChatRefusal (413)."""
+    _check_complexity(body)
     return _read_json(body, _decode_exec_body)
 
 
@@ -123,14 +123,19 @@ def check_code_size(code: str) -> None:
 
 def decode_object(body: bytes) -> dict[str, Any]:
     """Raises InvalidRequest, and LibreChatRefusal (413) for a body that would expand too much in memory."""
-    if count_json_values(body, MAX_VALUES) > MAX_VALUES:
-        raise LibreChatRefusal(
-            413, f"Request too large: it has more than {MAX_VALUES} values; put what is long into a text"
-        )
+    _check_complexity(body)
     given = _read_json(body, msgspec.json.decode)
     if not isinstance(given, dict):
         raise errors.InvalidRequest("the body must be a JSON object")
     return given
+
+
+def _check_complexity(body: bytes) -> None:
+    """Raises LibreChatRefusal (413) for a body that would take long to decode, and much memory."""
+    try:
+        check_json(body)
+    except TooComplexJson as error:
+        raise LibreChatRefusal(413, f"Request too large: {error}") from None
 
 
 def _read_json(body: bytes, read: Callable[[bytes], T]) -> T:
@@ -146,7 +151,7 @@ def _read_json(body: bytes, read: Callable[[bytes], T]) -> T:
         raise errors.InvalidRequest(
             "the body must be a JSON object, with no numbers that are beyond all bounds"
         ) from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeError):
         raise errors.InvalidRequest("the body is no JSON") from None
 
 

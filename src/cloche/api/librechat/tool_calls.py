@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from cloche import errors
 from cloche.api.dialect import Json, encoded_json_reply, json_reply
-from cloche.api.http import read_whole_body, run_unless_disconnected
+from cloche.api.http import decode_apart, read_decoded, run_unless_disconnected
 from cloche.api.librechat.context import LibreChatContext
 from cloche.api.librechat.continuation import ContinuationTokens
 from cloche.api.librechat.dialogue import ClientAnswer, ToolCallRound, ToolDialogue, ToolDialogues
@@ -166,7 +166,10 @@ class ProgrammaticHandler:
         with self._cancelling.track_request(caller, request.headers.get(REQUEST_ID_HEADER)) as cancellable:
             with self._api.room.share(caller) as share:
                 # What was sent is not kept while the client waits: it can be large.
-                dialogue, told = self._accept_request(request, caller, await self._api.counted_body(request, share))
+                body = await self._api.counted_body(request, share)
+                given = await decode_apart(decode_object, body)
+                dialogue, told = self._accept_request(request, caller, given, len(body))
+                del body, given
             cancellable.on_cancel(partial(self._dialogues.end, dialogue.id))
             try:
                 said = await run_unless_disconnected(request, _wait_for_answer(told))
@@ -180,15 +183,14 @@ class ProgrammaticHandler:
     async def cancel(self, request: Request) -> Response:
         """For a client that wants no answer any more: the end of the connection alone may mean a bad network."""
         caller = self._api.caller(request)
-        given = decode_object(await read_whole_body(request, MAX_CANCEL_BYTES))
+        given = await read_decoded(request, decode_object, MAX_CANCEL_BYTES)
         self._cancelling.cancel(caller, given.get("request_id"))
         return json_reply({"status": "cancellation_requested"}, 202)
 
     def _accept_request(
-        self, request: Request, caller: LibreChatCaller, body: bytes
+        self, request: Request, caller: LibreChatCaller, given: Json, body_bytes: int
     ) -> tuple[ToolDialogue, asyncio.Future[ClientAnswer]]:
         """Begins a program, or hands results to one. Raises LibreChatRefusal, InvalidRequest."""
-        given = decode_object(body)
         token = given.get("continuation_token")
         if token:
             results = decode_results(given.get("tool_results"))
@@ -196,7 +198,7 @@ class ProgrammaticHandler:
             return dialogue, dialogue.submit(round, results)
         self._api.starter(request)
         program = decode_program(given, self._api.settings.max_tools)
-        size = max(len(body), sys.getsizeof(program.asked.code))
+        size = max(body_bytes, sys.getsizeof(program.asked.code))
         dialogue = self._dialogues.begin(caller, partial(self._run_dialogue, caller, program), size)
         return dialogue, dialogue.first
 

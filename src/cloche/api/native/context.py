@@ -13,14 +13,15 @@ from starlette.responses import Response
 from cloche import errors
 from cloche.api.auth import OPERATOR_STATE
 from cloche.api.dialect import DialectContext, invalid_type, json_reply
-from cloche.api.http import read_whole_body, request_id_of, status_of
+from cloche.api.http import read_decoded, request_id_of, status_of
 from cloche.events import decode_json
-from cloche.model import Principal
+from cloche.json_text import TooComplexJson, check_json
+from cloche.model import MIB, Principal
 from cloche.protocol import OWN_ONLY_HEADER, responses
 
 T = TypeVar("T")
 
-MAX_SLOW_PARSE_VALUES = 200_000  # of a message with halves of surrogates, which takes a slow parser
+MAX_SLOW_PARSE_BYTES = 8 * MIB  # of a message with halves of surrogates
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*?)`")
 
@@ -57,16 +58,18 @@ def _is_operator(connection: HTTPConnection, principal: Principal) -> bool:
 
 async def decode_request_body(request: Request, kind: type[T]) -> T:
     """The JSON body as a message of that type. Raises InvalidRequest that names the mistake, or TooLarge."""
-    message: T = decode_client_message(await read_whole_body(request) or b"{}", kind)
-    return message
+    return await read_decoded(request, lambda body: decode_client_message(body or b"{}", kind))
 
 
 def decode_client_message(raw: bytes | str, kind: Any) -> Any:
     """Decodes a message of the client. Raises InvalidRequest."""
     try:
-        return decode_json(raw, kind, MAX_SLOW_PARSE_VALUES)
+        check_json(raw)
+        return decode_json(raw, kind, MAX_SLOW_PARSE_BYTES)
     except msgspec.ValidationError as error:
         raise _invalid_message_error(error, kind) from None
+    except TooComplexJson as error:
+        raise errors.InvalidRequest(f"invalid request: {error}") from None
     except ValueError as error:
         raise errors.InvalidRequest(f"the request is no valid JSON: {error}") from None
 

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from cloche import errors
 from cloche.api.dialect import json_reply
 from cloche.api.http import (
+    MAX_INLINE_BYTES,
     StreamResponse,
     create_unless_disconnected,
     has_client_disconnected,
@@ -240,7 +241,7 @@ class NativeCheckpoints:
 
     async def checkpoint(self, request: Request) -> Response:
         context = await self._context_from_path(request)
-        await read_whole_body(request)
+        await read_whole_body(request, MAX_INLINE_BYTES)
         mark = await run_unless_disconnected(request, context.checkpoint())
         if has_client_disconnected(request):
             with contextlib.suppress(errors.ClocheError):

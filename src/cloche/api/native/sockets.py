@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from cloche import errors
 from cloche.api.dialect import json_reply
-from cloche.api.http import internal_error, request_id_of, status_of
+from cloche.api.http import decode_apart, internal_error, request_id_of, status_of
 from cloche.api.native.commands import StdinQueue, check_signal_number, open_stdin_queue, start_requested_process
 from cloche.api.native.context import NativeContext, decode_client_message, decode_request_query
 from cloche.api.native.runs import prepare_execution
@@ -82,7 +82,9 @@ async def _receive_message(socket: WebSocket, kind: Any) -> Any:
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message.get("code", 1006))
     binary = message.get("bytes")
-    return binary if binary is not None else decode_client_message(message.get("text") or "", kind)
+    if binary is not None:
+        return binary
+    return await decode_apart(lambda text: decode_client_message(text, kind), message.get("text") or "")
 
 
 async def _receive_first_message(socket: WebSocket, kind: Any, what: str) -> Any:

@@ -16,7 +16,7 @@ from cloche.api.dialect import encode_sse, json_reply
 from cloche.api.http import (
     StreamResponse,
     log_internal_error,
-    read_whole_body,
+    read_decoded,
     request_id,
     run_unless_disconnected,
 )
@@ -230,7 +230,7 @@ class ChatRoutes:
 
     async def create(self, request: Request) -> ASGIApp:
         owner = self._api.owner(request)
-        wanted = decode_chat(await read_whole_body(request))
+        wanted = await read_decoded(request, decode_chat)
         trace = self._gateway.trace(request_id(request), owner)
         upstream = self._gateway.upstreams.find(wanted.model)
         if wanted.code is None and isinstance(upstream, ChatUpstream) and (upstream.streams or not wanted.stream):

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from cloche import errors
 from cloche.api.dialect import json_reply
-from cloche.api.http import create_unless_disconnected, read_whole_body
+from cloche.api.http import create_unless_disconnected, read_decoded
 from cloche.api.openai.context import BadParameter, OpenAiContext
 from cloche.api.openai.files import content_reply, is_form, take_form
 from cloche.api.openai.network import decode_network, network_body
@@ -56,9 +56,8 @@ class ContainerRoutes:
 
     async def create(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        wishes, file_ids = decode_container(
-            await read_whole_body(request), self._api.config.gateway.max_container_minutes
-        )
+        most = self._api.config.gateway.max_container_minutes
+        wishes, file_ids = await read_decoded(request, lambda body: decode_container(body, most))
         attachments = Attachments()
         await attachments.take(self._api.gateway.gateway_store.files, owner, file_ids)
         container = await create_unless_disconnected(request, self._api.engine, self._containers.create(owner, wishes))
@@ -202,7 +201,7 @@ class ContainerFileRoutes:
         if is_form(request):
             file = await self._upload_file(container, request)
         else:
-            file = await self._copy_file(container, file_id_of(json_object(await read_whole_body(request))))
+            file = await self._copy_file(container, file_id_of(await read_decoded(request, json_object)))
         return json_reply(container_file_body(file))
 
     async def list(self, request: Request) -> Response:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from cloche import errors
 from cloche.api.dialect import json_reply
-from cloche.api.http import read_whole_body
+from cloche.api.http import read_decoded
 from cloche.api.openai.context import BadParameter, OpenAiContext, OpenAiNotFound
 from cloche.api.openai.pagination import decode_page, included_fields, list_body
 from cloche.api.openai.response_object import assign_ids, minted_ids, visible_items
@@ -71,7 +71,7 @@ class ConversationRoutes:
 
     async def create(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        body = decode_conversation(await read_whole_body(request))
+        body = await read_decoded(request, decode_conversation)
         given, items = await self._resolve_items(owner, body.items or [])
         made = await self._stored.create(owner, body.metadata or {}, items, minted_ids(given, items))
         return json_reply(conversation_body(made))
@@ -81,7 +81,7 @@ class ConversationRoutes:
 
     async def update(self, request: Request) -> Response:
         found = await self._find_conversation(request)
-        metadata = decode_conversation(await read_whole_body(request)).metadata
+        metadata = (await read_decoded(request, decode_conversation)).metadata
         if metadata is None:
             raise missing_parameter("metadata")
         await self._stored.describe(found.id, metadata)
@@ -94,7 +94,7 @@ class ConversationRoutes:
 
     async def add_items(self, request: Request) -> Response:
         found = await self._find_conversation(request)
-        sent = decode_conversation(await read_whole_body(request)).items
+        sent = (await read_decoded(request, decode_conversation)).items
         if sent is None:
             raise missing_parameter("items")
         given, items = await self._resolve_items(found.owner, sent)

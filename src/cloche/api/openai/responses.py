@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from cloche.api.dialect import encode_sse, json_reply
-from cloche.api.http import StreamResponse, read_whole_body, request_id, run_unless_disconnected
+from cloche.api.http import StreamResponse, read_decoded, request_id, run_unless_disconnected
 from cloche.api.openai.background import BackgroundRuns, visible_event
 from cloche.api.openai.context import BadParameter, OpenAiContext, OpenAiNotFound, turn_stream
 from cloche.api.openai.conversations import ConversationLocks
@@ -54,7 +54,7 @@ class ResponseRoutes:
 
     async def create(self, request: Request) -> ASGIApp:
         owner = self._api.owner(request)
-        wanted = await resolve_request(self._gateway, owner, decode_response(await read_whole_body(request)))
+        wanted = await resolve_request(self._gateway, owner, await read_decoded(request, decode_response))
         if wanted.store:
             await self._stored.check_allowed(owner)
         answer = await self._start_turn(owner, wanted, request_id(request))
@@ -108,13 +108,13 @@ class ResponseRoutes:
     async def count(self, request: Request) -> Response:
         """An estimate: only the upstream has the model's tokenizer."""
         owner = self._api.owner(request)
-        wanted = await resolve_request(self._gateway, owner, decode_response(await read_whole_body(request)))
+        wanted = await resolve_request(self._gateway, owner, await read_decoded(request, decode_response))
         asked = await response_turn_request(self._gateway, owner, wanted)
         return json_reply({"object": "response.input_tokens", "input_tokens": estimated_tokens(asked)})
 
     async def compact_conversation(self, request: Request) -> Response:
         self._api.owner(request)
-        decode_response(await read_whole_body(request))
+        await read_decoded(request, decode_response)
         raise OpenAiNotFound(
             "This server does not compact conversations: send what matters of them as input.", reason="unsupported"
         )

@@ -29,7 +29,6 @@ from cloche.model import Struct
 INCLUDE_OUTPUTS = "code_interpreter_call.outputs"
 INCLUDE_NEW_FILES = "code_interpreter_call.new_files"  # ours: cites every file that code made
 MAX_FILE_IDS = 50
-MAX_JSON_MARKS = 1_000_000  # of a body: they bound the values in it. A text with as many is longer than any model reads
 
 UPSTREAM_FIELDS = (
     "temperature top_p parallel_tool_calls reasoning text truncation service_tier safety_identifier prompt_cache_key "
@@ -141,13 +140,11 @@ def decode_response(body: bytes) -> ResponseRequest:
 
 def json_object(body: bytes) -> dict[str, Any]:
     """Raises InvalidRequest unless it is a JSON object, of no more values than can be decoded in a moment."""
-    if any(body.count(mark) > MAX_JSON_MARKS for mark in (b"{", b"[", b",")):
-        raise BadParameter(
-            f"The body of your request is too complex: {MAX_JSON_MARKS} objects, lists or commas at most.", None
-        )
     try:
         value = decode_json(body)
     except InvalidJson as error:
+        if error.flaw == "complexity":
+            raise BadParameter(f"The body of your request is too complex: {error.problem}.", None) from None
         why = _NOT_UNICODE if "surrogate" in error.detail or _HALF_PAIR.search(body) else error.detail
         raise BadParameter(f"We could not parse the JSON body of your request: {why}", None, "invalid_json") from None
     if not isinstance(value, dict):

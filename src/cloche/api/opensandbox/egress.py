@@ -76,13 +76,8 @@ class OpenSandboxEgress:
 
     async def replace(self, enter: SandboxResolver, request: Request) -> Response:
         """Replaces the policy. An empty body denies everything."""
-        sandbox, body = await enter(request), await self._api.body(request)
-        asked = (
-            wire.OpenSandboxNetworkBody()
-            if body.strip() in EMPTY_BODIES
-            else decode_json_body(body, wire.OpenSandboxNetworkBody)
-        )
-        policy = wire.policy_from_body(asked)
+        sandbox = await enter(request)
+        policy = wire.policy_from_body(await self._api.decoded(request, _decode_policy))
         return await self._change_policy(
             sandbox, lambda now: NetworkPolicy(rules=policy.rules, allow=policy.allow, secrets=now.secrets)
         )
@@ -90,13 +85,13 @@ class OpenSandboxEgress:
     async def patch(self, enter: SandboxResolver, request: Request) -> Response:
         sandbox = await enter(request)
         rules = wire.rules_from_body(
-            _require_not_empty(decode_json_body(await self._api.body(request), list[wire.OpenSandboxRule])), "rules"
+            _require_not_empty(await self._api.json_body(request, list[wire.OpenSandboxRule])), "rules"
         )
         return await self._change_policy(sandbox, lambda now: wire.merge_rules(now, rules))
 
     async def delete(self, enter: SandboxResolver, request: Request) -> Response:
         sandbox = await enter(request)
-        targets = _require_not_empty(decode_json_body(await self._api.body(request), list[str]))
+        targets = _require_not_empty(await self._api.json_body(request, list[str]))
         return await self._change_policy(sandbox, lambda now: wire.remove_rules(now, targets))
 
     def lock(self, sandbox: Sandbox) -> asyncio.Lock:
@@ -110,6 +105,12 @@ class OpenSandboxEgress:
 
     def _policy_response(self, policy: NetworkPolicy) -> Response:
         return json_reply(wire.encode_policy_status(policy, self._networks.bound))
+
+
+def _decode_policy(body: bytes) -> wire.OpenSandboxNetworkBody:
+    if body.strip() in EMPTY_BODIES:
+        return wire.OpenSandboxNetworkBody()
+    return decode_json_body(body, wire.OpenSandboxNetworkBody)
 
 
 def _require_not_empty(items: list[T]) -> list[T]:
@@ -146,14 +147,14 @@ class CredentialVaults:
                 raise Conflict("credential vault already exists: change it, or delete it first")
             return vaults.create_vault(asked)
 
-        asked = decode_json_body(await self._authorized_body(request), vaults.CreateVaultBody)
+        asked = await self._authorized_body(request, vaults.CreateVaultBody)
         return json_reply(vaults.encode_vault(_require_vault(await self._change_vault(request, make))), 201)
 
     async def get(self, request: Request) -> Response:
         return json_reply(vaults.encode_vault(await self._require_request_vault(request)))
 
     async def patch(self, request: Request) -> Response:
-        asked = decode_json_body(await self._authorized_body(request), vaults.VaultMutation)
+        asked = await self._authorized_body(request, vaults.VaultMutation)
         changed = await self._change_vault(request, lambda vault: vaults.apply_mutation(_require_vault(vault), asked))
         return json_reply(vaults.encode_vault(_require_vault(changed)))
 
@@ -175,10 +176,10 @@ class CredentialVaults:
     def _vault_route(self, method: str, path: str, handler: Handler) -> Route:
         return dialect_route(self._egress, method, VAULT_PATH + path, handler)
 
-    async def _authorized_body(self, request: Request) -> bytes:
+    async def _authorized_body(self, request: Request, kind: type[T]) -> T:
         """The body, read only after the token was checked."""
         await self._egress.enter(request)
-        return await self._api.body(request)
+        return await self._api.json_body(request, kind)
 
     async def _require_request_vault(self, request: Request) -> CredentialVault:
         return _require_vault(self._api.states.of((await self._egress.enter(request)).id).vault)

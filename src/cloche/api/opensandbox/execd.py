@@ -21,7 +21,7 @@ from cloche.api.dialect import (
     json_reply,
 )
 from cloche.api.encoding import ascii_json, to_json_value
-from cloche.api.http import Handler, read_whole_body, status_of
+from cloche.api.http import MAX_CODE_REQUEST_BYTES, Handler, read_decoded, status_of
 from cloche.api.opensandbox.context import OpenSandboxContext, error_reply
 from cloche.api.opensandbox.lifecycle_schema import EXECD_PORT
 from cloche.api.opensandbox.registry import SandboxState, stored_request_of
@@ -197,7 +197,7 @@ class Execd:
 
     async def run(self, request: Request) -> Response:
         sandbox, state = await self._enter_with_token(request)
-        asked = decode_code_request(await read_whole_body(request))
+        asked = await read_decoded(request, decode_code_request, MAX_CODE_REQUEST_BYTES)
         context = _context_for_request(sandbox, asked)
         state.use(context)
         return event_stream(
@@ -215,7 +215,7 @@ class Execd:
 
     async def create_context(self, request: Request) -> Response:
         sandbox, _ = await self._enter_with_token(request)
-        asked = decode_context_request(await read_whole_body(request))
+        asked = await read_decoded(request, decode_context_request, MAX_CODE_REQUEST_BYTES)
         context = await sandbox.create_context(language=asked.language, cwd=asked.cwd)
         return json_reply(encode_context(context))
 

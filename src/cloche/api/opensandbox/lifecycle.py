@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from cloche import errors
-from cloche.api.dialect import Conflict, NotSupported, decode_json_body, format_timestamp, json_reply
+from cloche.api.dialect import Conflict, NotSupported, format_timestamp, json_reply
 from cloche.api.http import create_unless_disconnected
 from cloche.api.opensandbox import lifecycle_schema as wire
 from cloche.api.opensandbox.context import OpenSandboxContext
@@ -38,7 +38,7 @@ class Lifecycle:
 
     async def create(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        wanted = wire.decode_create_request(await self._api.body(request))
+        wanted = await self._api.decoded(request, wire.decode_create_request)
         if wanted.snapshot:
             await self._api.engine.snapshots.get(wanted.snapshot, owner)  # no template of that name will do
         sandbox = await create_unless_disconnected(request, self._api.engine, self._create_sandbox(owner, wanted))
@@ -64,7 +64,7 @@ class Lifecycle:
     async def renew(self, request: Request) -> Response:
         """Moves the deadline to that time, also an earlier one; at most to the end of the host's longest lifetime."""
         sandbox = await self._api.sandbox(request)
-        moment = wire.decode_expiration(await self._api.body(request))
+        moment = await self._api.decoded(request, wire.decode_expiration)
         left = moment - time.time()
         if left <= 0:
             raise errors.InvalidRequest(f"expiresAt: {format_timestamp(moment)} is past; give a time to come")
@@ -157,7 +157,7 @@ class PausesAndSnapshots:
 
     async def make_snapshot(self, request: Request) -> Response:
         id, owner = request.path_params["id"], self._api.owner(request)
-        name = decode_json_body(await self._api.body(request), wire.OpenSandboxSnapshotBody).name
+        name = (await self._api.json_body(request, wire.OpenSandboxSnapshotBody)).name
         info = (await self._engine.snapshot(id, owner, name=name or None)).info
         answer = json_reply(wire.encode_snapshot(info), 202)
         answer.headers["location"] = f"{wire.OPENSANDBOX_PREFIX}/snapshots/{info.id}"

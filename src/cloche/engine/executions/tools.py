@@ -16,8 +16,9 @@ import msgspec
 from cloche import errors
 from cloche.engine.executions.tool_server import RawToolCall, ToolConnection, ToolServer
 from cloche.engine.sandboxes.init_client import InitClient
-from cloche.events import Signal, ToolsCalled, count_json_values
+from cloche.events import Signal, ToolsCalled
 from cloche.isolation.channel import clean_text
+from cloche.json_text import count_json_values
 from cloche.model import (
     MAX_TOOL_RESULT_BYTES,
     ToolCall,
