@@ -9,17 +9,18 @@ There are three kinds of channel, each a UNIX stream socket pair.
 NURSERY (host <-> zygote)
   zygote -> host  {"ev":"ready","seconds":s}                           imports are done
                   {"ev":"failed","message":..}                         they were not; the zygote ends
-  host -> zygote  {"do":"spawn","cell":name,"spec":{..}}  fds=[init's channel, kernel 0's channel, cgroup
-                                                          entrances.., mounts of volumes..]
+  host -> zygote  {"do":"spawn","cell":name,"spec":{..}}  fds=[init's channel, kernel 0's channel, stdout, stderr,
+                                                          cgroup entrances.., mounts of volumes..]
                   Kernel 0 starts by itself as soon as the walls stand; spec.token is its token.
-  zygote -> host  {"ev":"spawned","cell":name}            fds=[pidfd, kernel 0's stdout, its stderr]
+  zygote -> host  {"ev":"spawned","cell":name}            fds=[pidfd]
                   {"ev":"kernel_exited","cell":name,..}                as init says it of other kernels
                   {"ev":"spawn_failed","cell":name,"message":..}
   host -> zygote  {"do":"seed","cell":name,"spec":{..}}   fds=[its socket, cgroup entrances..]; see `fork_server`
 
 INIT (host <-> pid 1 of a sandbox)
   init -> host    {"ev":"fatal","message":..}    the walls could not be put up; it ends
-  host -> init    {"id":n,"do":verb,..} [body]   a request; sent early, it waits until the walls stand
+  host -> init    {"id":n,"do":verb,..} [body] [fds]   a request; sent early, it waits until the walls stand.
+                                                 Pipes and channels are the host's, and come with it
   init -> host    {"id":n,"ok":{..}} [body] [fds]   its answer, or
                   {"id":n,"err":{"code":code,"message":..}}            code as in cloche.errors
   init -> host    {"ev":"kernel_exited","kernel":k,"status":wait status,"cpu":s,"rss":bytes}
@@ -34,18 +35,17 @@ INIT (host <-> pid 1 of a sandbox)
   configure       env (base for all that starts later), cwd, user, sudo (see `sudo_server`); and
                   where the host has no cgroups for it: processes, data_bytes (per process),
                   watch_memory_bytes (all together)
-  kernel_start    kernel, language, user, cwd, env
-                                               ok {"pid","token"}, fds=[channel, stdout, stderr]
+  kernel_start    kernel, token, language, user, cwd, env, fds=[channel, stdout, stderr]
+                                               ok {"pid"}
   kernel_signal   kernel, signal, group, brief?   group: the kernel's whole session, not only its process group
                                                brief: they stand still, and cannot end now
-  kernel_wires    kernel, user                 ok {"token"}, fds=[the host's channel, stdout, stderr, then their
-                                               other ends], for a kernel's copy (see "branch")
   kernel_branched kernel, of, pid              ok {}: that process, which kernel `of` has forked, is a kernel
   process_start   process, argv | command | script, user, env, cwd, stdin: bool, pty: [rows, cols] | null,
                   make_cwd: bool (else a cwd that is not there is an error)
                   script: {"name","argv":[..],"awaits":bool,"tools":{..}|null}: a Python program, body=source,
                   in a fork with everything imported; awaits: with await outside of functions; tools: see `tools`
-                                               ok {"pid"}, fds=[stdout, stderr(, stdin)] or [pty master]
+                  fds=[stdout, stderr(, stdin)], none with a pty
+                                               ok {"pid"}, with a pty fds=[its master]
   process_signal  process, signal, brief?
   process_list    ok {"processes":[{id,pid,command,user,cwd,started_at},..]}
   file_read       path, user, max_inline       ok {"size","modified_at"} + body, or fds=[regular file, read only]
@@ -54,7 +54,7 @@ INIT (host <-> pid 1 of a sandbox)
                   attributes: {"space","values":{..}} | null
                   in_place: bool               the file itself is overwritten, and not replaced by another
                   below: directory | null      fails if it, or a path between the two, is a symlink
-                  with "stream": true, write: w   ok {}, fds=[pipe]; w is a name of the host's choice
+                  with "stream": true, write: w, fds=[pipe]   ok {}; w is a name of the host's choice
   write_end       write, commit, size          commit: the received data, if `size` bytes; ok {info}
                                                not: as if there had been no file_write; ok {}
                                                The pipe's end alone decides nothing. Where init fails, it closes
@@ -146,7 +146,7 @@ MAX_VALUES_FROM_GUEST = 200_000  # in a header: three times what the text of an 
 MAX_BODY_FROM_GUEST = 64 << 20
 MAX_LISTING_BYTES = 16 << 20  # of a directory: what a host makes of it takes several times as much
 MAX_BODY_FROM_HOST = 256 << 20
-MAX_FDS = 16
+MAX_FDS = 20
 _RIGHTS_BYTES = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 _CLOEXEC = int(socket.MSG_CMSG_CLOEXEC)  # no member of an enumeration, which each call would look into
 INLINE_BYTES = 256 << 10

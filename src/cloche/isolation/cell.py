@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import select
 import signal
 import socket
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from cloche import errors
 from cloche.isolation.base import CellStats, FirstKernel
-from cloche.isolation.channel import Header, HostChannel, close_all
+from cloche.isolation.channel import Header, HostChannel, close_all, make_kernel_wires
 from cloche.linux.cgroups import Group
 from cloche.linux.cgroups.files import FileBytes
 from cloche.model import Limits
@@ -23,27 +22,41 @@ STUCK_SECONDS = 20.0  # dying takes a hundredth of a second, but a thousand may 
 
 
 class CellSockets:
-    """The sockets between a new cell and the host: init's channel and its first kernel's."""
+    """The sockets and pipes between a new cell and the host: init's channel, and all that its first kernel has.
+
+    Raises Unavailable.
+    """
 
     def __init__(self) -> None:
-        self.token = secrets.token_hex(8)
+        self._wires = make_kernel_wires()
         self.init, self._init_end = socket.socketpair()
-        self.kernel, self._kernel_end = socket.socketpair()
+        self._kernel_is_ours = True
+
+    @property
+    def token(self) -> str:
+        return self._wires.token
 
     def hand_over(self, channel: HostChannel, order: Header, group: Group | None, trees: Sequence[int] = ()) -> None:
         """Sends the order with their ends of it all, the entrances of its cgroup, and the mounts of its volumes."""
         entrances = group.open_entrances() if group is not None else []
-        channel.send(order, fds=(self._init_end.fileno(), self._kernel_end.fileno(), *entrances, *trees))
+        channel.send(order, fds=(self._init_end.fileno(), *self._wires.theirs, *entrances, *trees))
         close_all(entrances)
-        self._init_end.close()
-        self._kernel_end.close()
+        self._close_theirs()
 
-    def first_kernel(self, outputs: list[int]) -> FirstKernel:
-        return FirstKernel(token=self.token, fds=(self.kernel.detach(), outputs[0], outputs[1]))
+    def first_kernel(self) -> FirstKernel:
+        return FirstKernel(token=self.token, fds=self._wires.ours)
 
     def close(self) -> None:
-        for end in (self.init, self.kernel, self._init_end, self._kernel_end):
-            end.close()
+        self.init.close()
+        close_all(self._wires.ours)
+        self._close_theirs()
+
+    def _close_theirs(self) -> None:
+        """Harmless when they are closed."""
+        self._init_end.close()
+        if self._kernel_is_ours:
+            self._kernel_is_ours = False
+            close_all(self._wires.theirs)
 
 
 class ProcessCell:

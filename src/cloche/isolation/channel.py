@@ -8,14 +8,14 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import socket
-import stat
 import struct
 import termios
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloche import errors
 from cloche.guest import wire
@@ -269,7 +269,58 @@ class HostChannel:
                 future.set_result(None)
 
 
-# Pipes and terminals that a guest passed, read and written without ever blocking.
+# Ends of pipes and sockets for a guest. The host makes them: a reply needs to carry none.
+
+
+def make_output_pipe() -> tuple[int, int]:
+    """The host's end, and the guest's, which its user may open again by name (`> /dev/stderr`).
+
+    Only programs that may look into a process see its pipes there: the mode admits none but them. Raises Unavailable.
+    """
+    ours, theirs = _make_ends(lambda: os.pipe2(os.O_CLOEXEC))
+    os.fchmod(theirs, 0o666)  # its owner is the host's user, whom a sandbox may not know
+    return ours, theirs
+
+
+def make_input_pipe() -> tuple[int, int]:
+    """The same for what the guest reads."""
+    theirs, ours = _make_ends(lambda: os.pipe2(os.O_CLOEXEC))
+    return ours, theirs
+
+
+class KernelWires(NamedTuple):
+    """Channel, stdout and stderr of a kernel, both ends, and its token."""
+
+    token: str
+    ours: tuple[int, int, int]
+    theirs: tuple[int, int, int]
+
+
+def make_kernel_wires() -> KernelWires:
+    """The caller closes `theirs` when a kernel has them. Raises Unavailable."""
+    made: list[tuple[int, int]] = []
+    try:
+        made += [_make_ends(_make_socket_pair), make_output_pipe(), make_output_pipe()]
+    except errors.Unavailable:
+        close_all([fd for ends in made for fd in ends])
+        raise
+    channel, out, err = made
+    return KernelWires(secrets.token_hex(8), (channel[0], out[0], err[0]), (channel[1], out[1], err[1]))
+
+
+def _make_socket_pair() -> tuple[int, int]:
+    ours, theirs = socket.socketpair()
+    return ours.detach(), theirs.detach()
+
+
+def _make_ends(make: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    try:
+        return make()
+    except OSError as error:
+        raise errors.Unavailable(f"no pipe could be made for a program: {error.strerror}") from None
+
+
+# Pipes and terminals of a guest, read and written without ever blocking.
 
 PIPE_READ_BYTES = 64 << 10
 MAX_CAPACITY_BYTES = 1 << 20
@@ -379,12 +430,6 @@ def write_available(fd: int, data: memoryview) -> int:
         if error.errno != errno.EOPNOTSUPP:
             raise
     return os.write(fd, data)
-
-
-def is_readable_pipe(fd: int) -> bool:
-    """Whether a descriptor that a guest passed is a pipe, or a terminal for a PTY."""
-    mode = os.fstat(fd).st_mode
-    return stat.S_ISFIFO(mode) or (stat.S_ISCHR(mode) and os.isatty(fd))
 
 
 class PipeWriter:

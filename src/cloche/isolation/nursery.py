@@ -10,7 +10,6 @@ import functools
 import os
 import signal
 import socket
-import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -223,7 +222,7 @@ class ZygoteNursery:
             order = {"do": "spawn", "cell": name, "spec": inside}
             wires.hand_over(self._channel, order, group, () if trees is None else trees.fds)
             async with asyncio.timeout(SPAWN_SECONDS):
-                pidfd, *outputs = await forked
+                (pidfd,) = await forked
         except BaseException as error:
             wires.close()
             self._cells -= 1
@@ -239,7 +238,7 @@ class ZygoteNursery:
         cell = ProcessCell(
             name,
             wires.init,
-            wires.first_kernel(outputs),
+            wires.first_kernel(),
             pidfd,
             group,
             closed,
@@ -363,8 +362,7 @@ class ZygoteNursery:
             self._raw.set_result(float(seconds) if isinstance(seconds, (int, float)) else 0.0)
 
     def _is_cell(self, fds: list[int]) -> bool:
-        pipes = len(fds) == 3 and all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in fds[1:])
-        return pipes and is_init(fds[0], self._pid_namespaces)
+        return len(fds) == 1 and is_init(fds[0], self._pid_namespaces)
 
     def _on_channel_closed(self, why: str) -> None:
         if not self._ready.done():

@@ -10,10 +10,11 @@ from typing import Any
 
 from cloche import errors
 from cloche.engine.executions import kernel
+from cloche.engine.executions.kernel import OUTPUT_STREAMS
 from cloche.engine.executions.program_limits import FreezeCallback, PausableTimer
-from cloche.engine.sandboxes.init_client import InitClient, InitReply
+from cloche.engine.sandboxes.init_client import InitClient, InitReply, take_only_fd
 from cloche.events import Exited
-from cloche.isolation.channel import Header, OutputPipe, PipeWriter, close_all, is_readable_pipe
+from cloche.isolation.channel import Header, OutputPipe, PipeWriter, close_all, make_input_pipe, make_output_pipe
 from cloche.model import Outcome, Stream, Struct, Usage, check_terminal_size
 
 KILL_SECONDS = 10.0
@@ -79,11 +80,13 @@ class SandboxProgram:
         """Raises the error that init answers."""
         try:
             warm = ask.script is not None
+            theirs = self._make_pipes(ask)
             reply = await self._guest.request(
-                "process_start", _request_body(ask), warm=warm, process=self.id, **_request_fields(ask)
+                "process_start", _request_body(ask), warm=warm, wires=theirs, process=self.id, **_request_fields(ask)
             )
-            self._take_pipes(reply, ask)
+            self._take_reply(reply, ask)
         except BaseException:
+            self._close_pipes()
             # A caller that is cancelled here does not know whether init has started it already.
             self._send_signal(signal.SIGKILL)
             raise
@@ -170,27 +173,42 @@ class SandboxProgram:
         """Takes the end, after all output."""
         raise NotImplementedError
 
-    def _take_pipes(self, reply: InitReply, ask: ProgramSpec) -> None:
+    def _make_pipes(self, ask: ProgramSpec) -> list[int]:
+        """Makes its pipes, and returns the guest's ends. A terminal can be made inside only."""
+        theirs: list[int] = []
+        if ask.pty:
+            return theirs
+        try:
+            for stream in OUTPUT_STREAMS:
+                ours, end = make_output_pipe()
+                theirs.append(end)
+                self._pipes.append(OutputPipe(ours, partial(self._on_output, stream)))
+            if ask.stdin:
+                ours, end = make_input_pipe()
+                theirs.append(end)
+                self._stdin = PipeWriter(ours)
+        except BaseException:
+            close_all(theirs)
+            raise
+        return theirs
+
+    def _take_reply(self, reply: InitReply, ask: ProgramSpec) -> None:
         if self.exited is not None:
             close_all(reply.fds)
             raise errors.SandboxLost("the sandbox ended while a process was being started in it")
-        wanted = 1 if ask.pty else 3 if ask.stdin else 2
-        outputs = reply.fds[: 1 if ask.pty else 2]
-        if len(reply.fds) != wanted or not all(is_readable_pipe(fd) for fd in reply.fds):
-            close_all(reply.fds)
-            raise errors.ProtocolViolation("the guest's init did not pass the pipes of a process")
+        if ask.pty:
+            self._take_terminal(take_only_fd(reply))
         pid = reply.ok.get("pid")
         self.pid = pid if type(pid) is int and 0 < pid < 1 << 32 else 0
-        streams: tuple[Stream, Stream] = ("stdout", "stderr")
-        self._pipes = [
-            OutputPipe(fd, partial(self._on_output, name)) for fd, name in zip(outputs, streams, strict=False)
-        ]
-        if ask.pty:
-            self._has_terminal = True
-            self._stdin = PipeWriter(os.dup(outputs[0]))
-        elif ask.stdin:
-            self._stdin = PipeWriter(reply.fds[2])
         self._begin_reading()
+
+    def _take_terminal(self, terminal: int) -> None:
+        if not os.isatty(terminal):
+            os.close(terminal)
+            raise errors.ProtocolViolation("the guest's init did not pass the terminal of a process")
+        self._has_terminal = True
+        self._pipes = [OutputPipe(terminal, partial(self._on_output, "stdout"))]
+        self._stdin = PipeWriter(os.dup(terminal))
 
     def _begin_reading(self) -> None:
         """Starts reading its pipes."""

@@ -8,8 +8,8 @@ import time
 
 from cloche import errors
 from cloche.engine.executions.kernel import KernelClient
-from cloche.engine.sandboxes.init_client import InitClient, InitReply, is_kernel_reply
-from cloche.isolation.channel import Header, close_all
+from cloche.engine.sandboxes.init_client import InitClient
+from cloche.isolation.channel import Header, make_kernel_wires
 from cloche.model import Mark, new_id
 
 MAX_CHECKPOINTS = 32
@@ -91,17 +91,16 @@ class _CopyExitWatch:
         self._copy.exited(header)
 
 
-async def copy_kernel(guest: InitClient, origin: KernelClient, id: str, *, user: str) -> KernelClient:
+async def copy_kernel(guest: InitClient, origin: KernelClient, id: str) -> KernelClient:
     """A ready copy of that kernel, which must not be executing anything, under the id `id`.
 
     Raises NotCopyable if the running program cannot be copied, Unavailable if the kernel ends meanwhile or
     takes too long, ProtocolViolation if the program has taken the kernel's place and lies, or Gone.
     """
-    reply = await guest.request("kernel_wires", kernel=id, user=user)
-    token, wires = _check_kernel_wires(reply)
-    copy = KernelClient(guest, id, token, wires[:3])
+    wires = make_kernel_wires()
+    copy = KernelClient(guest, id, wires.token, wires.ours)
     try:
-        pid = await origin.branch(id, token, wires[3:])
+        pid = await origin.branch(id, wires.token, wires.theirs)
         await copy.wait_ready()
         await _register_kernel_copy(guest, origin, id, pid)
     except BaseException:
@@ -119,12 +118,3 @@ async def _register_kernel_copy(guest: InitClient, origin: KernelClient, id: str
         raise errors.Unavailable("the kernel has ended while it was copied") from None
     except (errors.InvalidRequest, errors.ProcessNotFound) as error:
         raise errors.ProtocolViolation(f"a kernel did not name its copy: {error}") from None
-
-
-def _check_kernel_wires(reply: InitReply) -> tuple[str, list[int]]:
-    """Raises ProtocolViolation."""
-    ours, theirs = InitReply(reply.ok, b"", reply.fds[:3]), reply.fds[3:]
-    if len(theirs) != 3 or not is_kernel_reply(ours):
-        close_all(reply.fds)
-        raise errors.ProtocolViolation("the guest's init did not pass channels and pipes for a kernel's copy")
-    return str(reply.ok["token"]), reply.fds

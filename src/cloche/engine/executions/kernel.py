@@ -16,7 +16,7 @@ import msgspec
 from cloche import errors
 from cloche.engine.executions.variables import VariableInspection
 from cloche.engine.sandboxes.endings import KernelExit, kernel_start_error
-from cloche.engine.sandboxes.init_client import InitClient, is_kernel_reply
+from cloche.engine.sandboxes.init_client import InitClient
 from cloche.events import Cleared, Display, Input, Raised, Wrote
 from cloche.guest import wire
 from cloche.isolation.base import FirstKernel
@@ -27,6 +27,7 @@ from cloche.isolation.channel import (
     clean_text,
     close_all,
     join_objects,
+    make_kernel_wires,
     require_protocol,
 )
 from cloche.mime_types import BINARY_MIMES
@@ -603,17 +604,18 @@ async def start_kernel(
     guest: InitClient, id: str, *, language: str = "python", user: str, cwd: str | None, env: dict[str, str]
 ) -> KernelClient:
     """Starts a kernel of that language and waits until it is ready. Raises as that does, or init's error."""
+    wires = make_kernel_wires()
     how: dict[str, Any] = {"language": language, "user": user, "cwd": cwd, "env": env}
     try:
-        reply = await guest.request("kernel_start", warm=language == "python", kernel=id, **how)
-        if not is_kernel_reply(reply):
-            close_all(reply.fds)
-            raise errors.ProtocolViolation("the guest's init did not pass a channel and two pipes for a kernel")
+        await guest.request(
+            "kernel_start", warm=language == "python", wires=wires.theirs, kernel=id, token=wires.token, **how
+        )
     except BaseException:
+        close_all(wires.ours)
         # A caller that is cancelled here does not know whether init has started it already.
         guest.tell("kernel_signal", kernel=id, signal=int(signal.SIGKILL), group=True)
         raise
-    return await _wait_until_ready(KernelClient(guest, id, str(reply.ok["token"]), reply.fds))
+    return await _wait_until_ready(KernelClient(guest, id, wires.token, wires.ours))
 
 
 async def take_first_kernel(guest: InitClient, first: FirstKernel) -> KernelClient:

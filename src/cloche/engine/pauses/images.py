@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import secrets
 import select
-import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
 from cloche import errors
-from cloche.engine.sandboxes.init_client import InitClient, InitReply, error_from_init, take_only_fd
-from cloche.isolation.channel import Header
+from cloche.engine.sandboxes.init_client import InitClient, error_from_init
+from cloche.isolation.channel import PIPE_BYTES, Header, make_input_pipe, make_output_pipe
 from cloche.model import MIB, Struct
 from cloche.store.images import ImageDraft, ImageFiles, translate_disk_errors
 
@@ -108,10 +108,10 @@ async def _open_transfer(guest: InitClient, verb: str) -> AsyncIterator[_ImageTr
     ended: asyncio.Future[Header] = asyncio.get_running_loop().create_future()
     guest.subscribe("image_ended", name, lambda header: _settle_future(ended, header))
     try:
-        pipe = take_only_fd(await _request_transfer(guest, verb, name))
+        pipe, theirs = make_output_pipe() if verb == "image_save" else make_input_pipe()
         try:
-            if not stat.S_ISFIFO(os.fstat(pipe).st_mode):
-                raise errors.ProtocolViolation("the guest's init passed no pipe for an image")
+            _enlarge_pipe(pipe)
+            await _request_transfer(guest, verb, name, theirs)
             transfer = _ImageTransfer(pipe)
             yield transfer
         finally:
@@ -124,9 +124,14 @@ async def _open_transfer(guest: InitClient, verb: str) -> AsyncIterator[_ImageTr
         guest.unsubscribe("image_ended", name)
 
 
-async def _request_transfer(guest: InitClient, verb: str, name: str) -> InitReply:
+def _enlarge_pipe(pipe: int) -> None:
+    with contextlib.suppress(OSError):  # this user has too many large pipes: small ones work
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+
+async def _request_transfer(guest: InitClient, verb: str, name: str, pipe: int) -> None:
     try:
-        return await guest.request(verb, image=name)
+        await guest.request(verb, wires=(pipe,), image=name)
     except (errors.FileError, errors.InvalidRequest) as error:  # it has no memory for it, or too many processes
         raise _transfer_error(error) from None
 

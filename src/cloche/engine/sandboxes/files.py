@@ -27,7 +27,7 @@ from cloche.engine.sandboxes.init_client import (
 from cloche.events import Signal
 from cloche.file_content import Chunk, Chunks, Content, encode_chunk, encode_chunks
 from cloche.guest import wire
-from cloche.isolation.channel import Header, PipeWriter, clean_text
+from cloche.isolation.channel import Header, PipeWriter, clean_text, make_input_pipe
 from cloche.model import (
     GIB,
     MAX_WAITING_CHANGES,
@@ -503,12 +503,22 @@ class SandboxFiles:
         reply = await self._request_file("file_write", path, user, content, size=len(content), **wishes)
         return _check_file_info(reply.ok)
 
+    async def _open_upload(self, path: str, user: User | None, write: str, wishes: dict[str, Any]) -> PipeWriter:
+        ours, theirs = make_input_pipe()
+        pipe = PipeWriter(ours)
+        try:
+            order = {"size": None, "stream": True, "write": write, **wishes}
+            await self._request_file("file_write", path, user, wires=(theirs,), **order)
+        except BaseException:
+            pipe.close()
+            raise
+        return pipe
+
     async def _write_stream(self, path: str, content: Chunks, user: User | None, wishes: dict[str, Any]) -> FileInfo:
         """Without a commit the old file stays: the caller's chunks may fail, and the caller may disconnect."""
         write = "u" + secrets.token_hex(8)
         try:
-            reply = await self._request_file("file_write", path, user, size=None, stream=True, write=write, **wishes)
-            size = await _fill_pipe(PipeWriter(take_only_fd(reply)), content)
+            size = await _fill_pipe(await self._open_upload(path, user, write, wishes), content)
             with _prefix_errors_with_path(path):
                 ended = await self._guest.request("write_end", write=write, commit=True, size=size)
             self._guest.noted("files.written", bytes=size)

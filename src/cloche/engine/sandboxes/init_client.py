@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from cloche import errors
@@ -15,7 +14,7 @@ from cloche.engine.operations.audit import ActionRecorder, ignore_action
 from cloche.events import QueueBudget, Signal
 from cloche.guest import wire
 from cloche.isolation.base import SandboxCell
-from cloche.isolation.channel import Header, HostChannel, clean_text, close_all, is_readable_pipe
+from cloche.isolation.channel import Header, HostChannel, clean_text, close_all
 from cloche.linux import syscalls
 
 T = TypeVar("T")
@@ -100,23 +99,18 @@ class InitClient:
         self._channel.pump()
         return self.alive
 
-    async def request(self, verb: str, body: bytes = b"", *, warm: bool = False, **fields: object) -> InitReply:
+    async def request(
+        self, verb: str, body: bytes = b"", *, warm: bool = False, wires: Sequence[int] = (), **fields: object
+    ) -> InitReply:
         """Asks init to do `verb`. Raises the error that init answers (one of `cloche.errors`), or Gone.
 
-        `warm`: the new process needs all its imports done.
+        `warm`: the new process needs all its imports done. `wires`: ends of pipes and sockets for the guest; they
+        are closed here, whatever comes of it.
         """
-        while self._shut and verb not in ALLOWED_WHILE_FROZEN and not self._channel.closed:
-            await self._stirred.heard()
-        await self._channel.drain()
-        if self._channel.closed:
-            raise self._error()
-        if warm:
-            self.provide_fork_server()
-        number = self._send_request(verb, body, fields)
-        future: asyncio.Future[InitReply] = self._loop.create_future()
-        self._pending[number] = future
-        if self._watch is None:
-            self._watch = self._loop.call_later(HUNG_SECONDS, self._check_hung, self._heard, number)
+        try:
+            future, number = await self._begin_request(verb, body, warm, wires, fields)
+        finally:
+            close_all(wires)
         try:
             return await future
         except asyncio.CancelledError:
@@ -124,6 +118,23 @@ class InitClient:
             raise
         finally:
             self._pending.pop(number, None)
+
+    async def _begin_request(
+        self, verb: str, body: bytes, warm: bool, wires: Sequence[int], fields: dict[str, object]
+    ) -> tuple[asyncio.Future[InitReply], int]:
+        while self._shut and verb not in ALLOWED_WHILE_FROZEN and not self._channel.closed:
+            await self._stirred.heard()
+        await self._channel.drain()
+        if self._channel.closed:
+            raise self._error()
+        if warm:
+            self.provide_fork_server()
+        number = self._send_request(verb, body, fields, wires)
+        future: asyncio.Future[InitReply] = self._loop.create_future()
+        self._pending[number] = future
+        if self._watch is None:
+            self._watch = self._loop.call_later(HUNG_SECONDS, self._check_hung, self._heard, number)
+        return future, number
 
     async def wait(self, future: asyncio.Future[T]) -> T:
         """Waits for something that depends on init. Raises Gone if the sandbox ends first."""
@@ -163,7 +174,9 @@ class InitClient:
             sown = self.cell.make_fork_server()
         except OSError:  # too many files are open
             sown = None
-        if sown is not None:
+        if sown is None:
+            self._channel.send({"do": "seed"})
+        else:
             with sown:
                 self._channel.send({"do": "seed"}, fds=(sown.fileno(),))
 
@@ -213,9 +226,9 @@ class InitClient:
         self._unclaimed.clear()
         self.cell.listen(_ignore_header)
 
-    def _send_request(self, verb: str, body: bytes, fields: dict[str, object]) -> int:
+    def _send_request(self, verb: str, body: bytes, fields: dict[str, object], wires: Sequence[int] = ()) -> int:
         self._last_id += 1
-        self._channel.send({"id": self._last_id, "do": verb, **fields}, body)
+        self._channel.send({"id": self._last_id, "do": verb, **fields}, body, wires)
         return self._last_id
 
     def _check_hung(self, heard: int, number: int) -> None:
@@ -348,25 +361,6 @@ def check_regular_file(fd: int) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode) or syscalls.filesystem_type(fd) in REFUSED_FILESYSTEMS:
         raise errors.PermissionDenied("only regular files can be read; this one is a door to something else")
     return status
-
-
-def is_kernel_reply(reply: InitReply) -> bool:
-    """Whether init passed a kernel's token, channel and two output pipes."""
-    token = reply.ok.get("token")
-    if len(reply.fds) != 3 or not isinstance(token, str) or len(token) != 16 or not token.isascii():
-        return False
-    return _is_unix_stream(reply.fds[0]) and all(is_readable_pipe(fd) for fd in reply.fds[1:])
-
-
-def _is_unix_stream(fd: int) -> bool:
-    try:
-        probe = socket.socket(fileno=fd)
-    except OSError:
-        return False
-    try:
-        return probe.family == socket.AF_UNIX and probe.type == socket.SOCK_STREAM
-    finally:
-        probe.detach()
 
 
 def read_whole_file(fd: int, size: int) -> bytes:

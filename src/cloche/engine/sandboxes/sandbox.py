@@ -307,7 +307,7 @@ class Sandbox:
     async def branch_kernel(self, origin: KernelClient) -> KernelClient:
         self.check_running()
         self._kernels_started += 1
-        return await copy_kernel(self._guest, origin, str(self._kernels_started), user=self.spec.user)
+        return await copy_kernel(self._guest, origin, str(self._kernels_started))
 
     def check_room(self, count: int) -> None:
         left = MAX_CONTEXTS - len(self._contexts)

@@ -79,7 +79,8 @@ class FileHandlers:
         try:
             if header.get("stream"):
                 user = header.get("user") or self._defaults.user
-                return {}, b"", (self._uploads.start(header["write"], draft, user),)
+                self._uploads.start(header, draft, user)
+                return {}
             draft.add(body)
             return _existing_info(draft.finish())
         except BaseException:

@@ -1,13 +1,12 @@
 """Images of a sandbox's files: init's request handlers, and the forks of init that do the work.
 
-Init itself neither waits nor reads: it gives the host one end of a pipe, and reports how the fork has ended.
+Init itself neither waits nor reads: the fork has one end of a pipe of the host's, and init reports how it has ended.
 """
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
 import errno
-import fcntl
 import os
 import select
 
@@ -27,7 +26,6 @@ _PLACES = {
     "root": "/root",
 }
 _PIPE = 3  # in a fork
-_PIPE_BYTES = 1 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _KILLED = {"code": "file_error", "message": "who did it was killed"}
 
@@ -50,27 +48,25 @@ class ImageHandlers:
             packages = restored and os.path.isdir(directory_for_packages())  # a kernel from before has others
             self._event({"ev": "image_ended", "image": name, "err": _fork_error(status), "packages": packages})
 
-    def _save_image(self, header: dict, _: bytes) -> tuple:
-        read, write = _open_pipe()
-        return self._start_fork(header["image"], write, read, self._write_image)
+    def _save_image(self, header: dict, _: bytes) -> dict:
+        return self._start_fork(header, self._write_image)
 
-    def _restore_image(self, header: dict, _: bytes) -> tuple:
+    def _restore_image(self, header: dict, _: bytes) -> dict:
         """Starts a restore, after killing those before it.
 
         The host asks anew after it gave up an earlier one, which may still have a whole pipe to unpack.
         """
         for pid in self._restoring_pids():
             os.kill(pid, _signal.SIGKILL)
-        read, write = _open_pipe()
-        return self._start_fork(header["image"], read, write, self._read_image)
+        return self._start_fork(header, self._read_image)
 
-    def _start_fork(self, name: str, theirs: int, ours: int, work) -> tuple:
-        pid = self._processes.fork(theirs, ours)
+    def _start_fork(self, header: dict, work) -> dict:
+        (pipe,) = header["wires"]
+        pid = self._processes.fork()
         if pid == 0:
-            self._run_fork(theirs, work)
-        os.close(theirs)
-        self._forks[pid] = (name, work == self._read_image)
-        return {}, b"", (ours,)
+            self._run_fork(pipe, work)
+        self._forks[pid] = (header["image"], work == self._read_image)
+        return {}
 
     def _run_fork(self, pipe: int, work) -> None:
         """Never returns. The error's number is the exit status."""
@@ -108,15 +104,6 @@ class ImageHandlers:
         """The directories of an image. Without walls only the sandbox's own: the others are the host's."""
         own = self._defaults.places
         return {name: self._defaults.place(path) for name, path in _PLACES.items() if not own or path in own}
-
-
-def _open_pipe() -> tuple:
-    ends = os.pipe2(os.O_CLOEXEC)
-    try:
-        fcntl.fcntl(ends[0], fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-    except OSError:  # this user has too many large pipes: small ones work
-        pass
-    return ends
 
 
 def _wait_for_end(pid: int) -> None:

@@ -152,14 +152,13 @@ class Uploads:
         self._watch_fd = watch_fd
         self._open: dict = {}
 
-    def start(self, name: str, draft: FileDraft, user: str) -> int:
-        """The end of the pipe that the host writes to."""
-        read, write = os.pipe2(os.O_CLOEXEC)
+    def start(self, header: dict, draft: FileDraft, user: str) -> None:
+        """The header's wire is the end of the pipe that the host writes to."""
+        read = os.dup(header["wires"][0])
         os.set_blocking(read, False)
         upload = _PipeUpload(draft, user, read)
-        self._open[name] = upload
+        self._open[header["write"]] = upload
         self._watch_fd(read, select.POLLIN | select.POLLHUP, lambda: self._take_piece(upload))
-        return write
 
     def end(self, name: str, commit: bool, size: int) -> str | None:
         """Commits the `size` bytes that the host has put into the pipe, and returns the path; or discards them.

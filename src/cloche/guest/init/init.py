@@ -103,7 +103,6 @@ def be_first_kernel(served: Init, walls, spec: dict, fds: list, door: socket.soc
     try:
         for entrance in fds[3:]:
             os.write(entrance, b"0")
-        walls.give_outputs(spec, fds[1:3])
         served.take(spec, True)
         served.be_first_kernel(spec, fds[:3], door.fileno(), walls)
     finally:  # the host may have given up the sandbox, and its cgroups: we must not go on as a second zygote
@@ -250,10 +249,10 @@ class Init:
         for header, body, fds in self._reader.take():
             if header["do"] == "seed":
                 self._seed.take(fds)
+            else:
+                self._answer_request({**header, "wires": fds} if fds else header, body)
             for fd in fds:
                 os.close(fd)
-            if header["do"] != "seed":
-                self._answer_request(header, body)
 
     def end(self, status: int) -> None:
         """Exits: the host is gone, or has closed the channel.

@@ -30,13 +30,7 @@ class KernelCopies:
         self._event = event
 
     def verb_handlers(self) -> dict:
-        return {"kernel_wires": self.make_wires, "kernel_branched": self.register_copy}
-
-    def make_wires(self, header: dict, _: bytes) -> tuple:
-        """The channel and pipes of a copy that is yet to be made: the host's ends, then the kernel's."""
-        self._identities.uid(header["user"])
-        ours, theirs = self._processes.make_wires(header["user"])
-        return {"token": os.urandom(8).hex()}, b"", (*ours, *theirs)
+        return {"kernel_branched": self.register_copy}
 
     def register_copy(self, header: dict, _: bytes) -> dict:
         """Registers that process as a kernel.

@@ -11,7 +11,6 @@ import fcntl
 import os
 import pty
 import signal
-import socket
 import struct
 import termios
 import time
@@ -77,24 +76,21 @@ class Processes:
 
     # --- kernels
 
-    def start_kernel(self, header: dict, _: bytes) -> tuple:
+    def start_kernel(self, header: dict, _: bytes) -> dict:
         name, user = header["kernel"], header.get("user") or self._defaults.user
         env = self._defaults.environment(user, header.get("env", {}))
         cwd = self._defaults.path(header.get("cwd") or self._defaults.cwd)
         self._identities.uid(user)
-        token, language = os.urandom(8).hex(), header.get("language") or "python"
+        token, wires, language = header["token"], tuple(header["wires"]), header.get("language") or "python"
         become_kernel, make_room = languages.kernel_starter(language, KERNEL_FDS, token, self._defaults)
-        ours, theirs = self.make_wires(user)
         order = {"kind": "kernel", "user": user, "cwd": cwd, "env": env, "token": token}
-        pid = self._fork_warm(order, b"", theirs, (*theirs, *ours)) if language == "python" else None
+        pid = self._fork_warm(order, b"", wires, ()) if language == "python" else None
         if pid is None:
-            pid = self.fork(*theirs, *ours)
+            pid = self.fork()
             if pid == 0:
-                self._run_child(user, cwd, env, theirs, None, become_kernel, first=make_room)
-        for fd in theirs:
-            os.close(fd)
+                self._run_child(user, cwd, env, wires, None, become_kernel, first=make_room)
         self._kernels[name] = ChildProcess(name, pid, f"{language} kernel", user, cwd)
-        return {"pid": pid, "token": token}, b"", ours
+        return {"pid": pid}
 
     def _fork_warm(self, order: dict, body: bytes, fds: tuple, held: tuple) -> int | None:
         """A fork with everything imported, with these descriptors; None without a fork server.
@@ -134,13 +130,6 @@ class Processes:
             run, terminal = lambda: script.run_script(order["script"], body), bool(order["terminal"])
             self._run_child(order["user"], order["cwd"], order["env"], outputs, stdin, run, terminal)
         os._exit(127)
-
-    def make_wires(self, user: str) -> tuple:
-        """Channel, stdout and stderr of a kernel of that user's: the host's ends, and the kernel's."""
-        ours, theirs = socket.socketpair()
-        (out_read, out), (err_read, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
-        self._give_pipes(user, out, err)
-        return (ours.detach(), out_read, err_read), (theirs.detach(), out, err)
 
     def start_first_kernel(self, token: str, fds: tuple) -> None:
         """The kernel that every sandbox begins with. The host has its other ends already: there is no answer."""
@@ -231,15 +220,8 @@ class Processes:
         return pid
 
     def _start_with_pipes(self, header: dict, user: str, cwd: str, env: dict, start: ProgramStart) -> tuple:
-        out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
-        self._give_pipes(user, out[1], err[1])
-        stdin_read, stdin_write = os.pipe2(os.O_CLOEXEC) if header.get("stdin") else (None, None)
-        held = (*out, *err, *(fd for fd in (stdin_read, stdin_write) if fd is not None))
-        pid = self._launch_command(user, cwd, env, (out[1], err[1]), stdin_read, held, start)
-        for fd in (out[1], err[1], stdin_read):
-            if fd is not None:
-                os.close(fd)
-        return pid, (out[0], err[0]) if stdin_write is None else (out[0], err[0], stdin_write)
+        out, err, *stdin = header["wires"]
+        return self._launch_command(user, cwd, env, (out, err), stdin[0] if stdin else None, (), start), ()
 
     def _start_in_terminal(self, header: dict, user: str, cwd: str, env: dict, start: ProgramStart) -> tuple:
         rows, columns = header["pty"]
@@ -314,13 +296,6 @@ class Processes:
                 self.reap()
                 time.sleep(_FORK_PAUSE_SECONDS)
         return syscalls.fork_bare()
-
-    def _give_pipes(self, user: str, *fds: int) -> None:
-        """Gives pipes to the user, so that programs can open them again by name (`> /dev/stderr`)."""
-        uid = self._identities.uid(user)
-        if not self._identities.single:
-            for fd in fds:
-                os.fchown(fd, uid, uid)
 
     def _run_child(
         self, user: str, cwd: str, env: dict, outputs: tuple, stdin: int | None, work, terminal=False, first=None

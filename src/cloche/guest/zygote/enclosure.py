@@ -17,7 +17,6 @@ import os
 import resource
 import socket
 
-from cloche.guest.init.identity import UIDS
 from cloche.linux import capabilities, landlock, mounts, namespaces, seccomp, syscalls
 
 STAGE = "/opt/cloche/cell"
@@ -150,12 +149,6 @@ class Enclosure:
         self._set_ceilings(sysctl)
         self._cut_rights(spec["open_files"], rules)
         return doors + rules
-
-    def give_outputs(self, spec: dict, outputs: list) -> None:
-        """Before the walls: gives a first kernel's pipes to its user, so that `> /dev/stderr` can open them again."""
-        owner = self._outside_id(spec, UIDS[spec["user"]])
-        for fd in outputs:
-            os.fchown(fd, owner, owner)
 
     def enter(self, spec: dict, doors: list) -> None:
         """Takes a process that was forked before the walls stood behind them, to be like init itself from then on."""

@@ -143,22 +143,22 @@ class Zygote:
                 os.close(tree)
 
     def _spawn_cell(self, header: dict, fds: list) -> None:
-        (out_read, out), (err_read, err) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         fork = self._fork_cell if self._cradle is not None else self._fork_without_walls
         try:
-            fork(header, fds, (out, err), (out_read, err_read))
+            fork(header, fds)
         except OSError as error:
             wire.send_frame(self._channel, {"ev": "spawn_failed", "cell": header["cell"], "message": str(error)})
-        for fd in (*fds, out, err, out_read, err_read):
+        for fd in fds:
             os.close(fd)
 
-    def _fork_cell(self, header: dict, fds: list, outputs: tuple, ours: tuple) -> None:
+    def _fork_cell(self, header: dict, fds: list) -> None:
         """Has init forked; forks, while init raises the walls, its first kernel, which waits to be admitted.
 
         Should the kernel's fork fail, init finds its socket closed, and says so, or has said before why it ended. The
         host is told after the fork: where it has no other CPU, it would have been woken to run before it.
         """
-        name, spec, (channel, kernel_channel, *others) = header["cell"], {**header["spec"], **self._facts}, fds
+        name, spec, channel, kernel_wires = header["cell"], {**header["spec"], **self._facts}, fds[0], fds[1:4]
+        others = fds[4:]
         entrances = others[: len(others) - len(spec.get("volumes", ()))]
         door, theirs = socket.socketpair()
         with door, theirs:
@@ -168,11 +168,11 @@ class Zygote:
                 kernel = _fork_into_pids(embryo.pid_namespace)
                 if kernel == 0:
                     door.close()
-                    init.be_first_kernel(self._init, self._walls, spec, [kernel_channel, *outputs, *entrances], theirs)
+                    init.be_first_kernel(self._init, self._walls, spec, [*kernel_wires, *entrances], theirs)
                 self._kernels[kernel] = name
             except OSError:
                 pass
-            wire.send_frame(self._channel, {"ev": "spawned", "cell": name}, fds=(embryo.pidfd, *ours))
+            wire.send_frame(self._channel, {"ev": "spawned", "cell": name}, fds=(embryo.pidfd,))
             os.close(embryo.pidfd)
 
     def _make_init(self, fds: list, spec: dict) -> PendingInit:
@@ -199,12 +199,12 @@ class Zygote:
         if name is not None:
             os.close(self._pids.pop(name))
 
-    def _fork_without_walls(self, header: dict, fds: list, outputs: tuple, ours: tuple) -> None:
+    def _fork_without_walls(self, header: dict, fds: list) -> None:
         pid = syscalls.fork_bare()
         if pid == 0:
-            init.main_without_walls(self._init, header["spec"], [*fds[:2], *outputs])
+            init.main_without_walls(self._init, header["spec"], fds[:4])
         pidfd = os.pidfd_open(pid)
-        wire.send_frame(self._channel, {"ev": "spawned", "cell": header["cell"]}, fds=(pidfd, *ours))
+        wire.send_frame(self._channel, {"ev": "spawned", "cell": header["cell"]}, fds=(pidfd,))
         os.close(pidfd)
 
     def _start_fork_server(self, header: dict, fds: list) -> None:
