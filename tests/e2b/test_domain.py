@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,13 +13,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from e2b_code_interpreter import Sandbox
-from tests.conftest import REPOSITORY, RunningServer, free_port, serving
+from tests.conftest import REPOSITORY, RunningServer
+from tests.secure_server import SecureServer, serving_by_domain
 
 from cloche.api.e2b.port_target import NO_DOMAIN, sandbox_domain
 
-NAMES = REPOSITORY / "tests" / "localhost_names"
 OLD_PYTHON = REPOSITORY / ".venv-agents" / "bin" / "python"  # e2b 2.31.0, e2b-code-interpreter 2.8.1
-DOMAIN = "cloche.localhost"
 
 
 @pytest.mark.parametrize(
@@ -84,42 +82,9 @@ def test_get_host_is_a_name_that_reaches_the_port_on_one_machine(server: Running
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """As docs/dialects/e2b.md says."""
-    place = tmp_path_factory.mktemp("tls")
-    cert, key = place / "cert.pem", place / "key.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "365", "-subj", f"/CN={DOMAIN}"]
-    made += ["-addext", "basicConstraints=critical,CA:FALSE"]
-    names = f"subjectAltName=DNS:{DOMAIN},DNS:*.{DOMAIN},DNS:localhost,IP:127.0.0.1"
-    try:
-        subprocess.run([*made, "-addext", names, "-keyout", key, "-out", cert], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("no openssl to make a certificate with")
-    return cert, key
-
-
-class SecureServer:
-    """A server with a certificate for its domain, and the settings of its clients."""
-
-    def __init__(self, running: RunningServer, domain: str, cert: Path):
-        self.domain = domain
-        self.environ = {
-            **os.environ,
-            "E2B_API_KEY": running.key,
-            "E2B_DOMAIN": domain,
-            "SSL_CERT_FILE": str(cert),
-            "PYTHONPATH": str(NAMES),
-        }
-
-
-@pytest.fixture(scope="module")
-def secure_server(bare_dir: str, certificate: tuple[Path, Path]) -> Iterator[SecureServer]:
-    cert, key = certificate
-    port = free_port()
-    domain = f"{DOMAIN}:{port}"
-    options = ("--port", str(port), "--domain", domain, "--tls-cert", str(cert), "--tls-key", str(key))
-    with serving(bare_dir, *options) as running:
-        yield SecureServer(running, domain, cert)
+def secure_server(bare_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureServer]:
+    with serving_by_domain(bare_dir, tmp_path_factory.mktemp("tls")) as server:
+        yield server
 
 
 @pytest.mark.parametrize("python", [sys.executable, str(OLD_PYTHON)], ids=["newest", "reads no E2B_SANDBOX_URL"])

@@ -1,6 +1,6 @@
 """LiteLLM and Cloche, in the four ways in which they go together. docs/dialects/litellm.md has their configurations.
 
-LiteLLM lives in an environment of its own, which `make litellm-test` makes; without it nothing of this runs. It is a
+LiteLLM lives in an environment of its own, which `make test-all` makes; without it nothing of this runs. It is a
 process here, as its users have it: its proxy, or a program that calls its functions.
 """
 
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -17,18 +18,21 @@ from typing import NamedTuple
 import httpx2
 import openai
 import pytest
-from tests.conftest import RunningServer, free_port, serving, wait_until, with_template
+from tests.conftest import REPOSITORY, RunningServer, free_port, serving, wait_until, with_template
 from tests.openai.conftest import CODE_INTERPRETER
 from tests.openai.upstream import Code, Function, ScriptedUpstream, Text
+from tests.secure_server import serving_by_domain
 
-PLACE = os.environ.get("LITELLM_ENV", "")
-PROGRAMS = Path(__file__).parent.parent / "litellm"
+PLACE = REPOSITORY / ".venv-litellm" / "bin"
+PROGRAMS = REPOSITORY / "tests" / "litellm"
 MASTER_KEY = "sk-" + "5" * 32  # of the proxy, which refuses those that are well known
 START_SECONDS = 280.0  # on a busy machine; else ten
 
 pytestmark = [
-    pytest.mark.skipif(not PLACE, reason="LiteLLM has an environment of its own: make litellm-test"),
+    pytest.mark.skipif(not PLACE.exists(), reason="LiteLLM has an environment of its own: make litellm-env"),
     pytest.mark.timeout(600),
+    pytest.mark.long,
+    pytest.mark.alone,
 ]
 
 CLOCHE = """
@@ -75,7 +79,7 @@ model_list:
     litellm_params: {{model: "openai/chat-*", api_base: "{model}", api_key: "none"}}
 sandbox_tools:
   - sandbox_tool_name: cloche
-    litellm_params: {{sandbox_provider: opensandbox, api_base: "{cloche}/opensandbox/v1", api_key: "{cloche_key}"}}
+    litellm_params: {{sandbox_provider: {provider}, api_base: "{api_base}", api_key: "{cloche_key}"}}
 litellm_settings:
   callbacks: ["code_interpreter_interception"]
   code_interpreter_interception_params: {{sandbox_tool_name: cloche}}
@@ -83,60 +87,92 @@ general_settings: {{master_key: "{key}"}}
 """
 
 
+class Sandboxes(NamedTuple):
+    """A server with sandboxes, the provider of LiteLLM that uses them, and a proxy with the interceptor."""
+
+    provider: str
+    cloche: RunningServer
+    api_base: str
+    trust: Mapping[str, str]  # variables of LiteLLM's processes
+    proxy: str
+
+    def list_ids(self) -> list[str]:
+        trusted = ssl.create_default_context(cafile=self.trust.get("SSL_CERT_FILE"))
+        headers = {"open-sandbox-api-key": self.cloche.key}
+        answer = httpx2.get(f"{self.cloche.url}/opensandbox/v1/sandboxes", headers=headers, verify=trusted)
+        return [each["id"] for each in answer.json()["items"]]
+
+
 class Both(NamedTuple):
-    """Cloche, a LiteLLM without and one with the interceptor, and a scripted model behind all three."""
+    """Cloche, a LiteLLM before and behind it, interceptors by provider, and a scripted model behind all of them."""
 
     cloche: RunningServer
     plain: str
-    intercepting: str
+    providers: Mapping[str, Sandboxes]
     model: ScriptedUpstream
-
-    def client_of(self, litellm: str) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{litellm}/v1", api_key=MASTER_KEY, max_retries=0, timeout=60)
 
     @property
     def client(self) -> openai.OpenAI:
         """Of Cloche."""
         return openai.OpenAI(base_url=f"{self.cloche.url}/v1", api_key=self.cloche.key, max_retries=0, timeout=60)
 
-    def sandboxes(self) -> list[str]:
-        headers = {"open-sandbox-api-key": self.cloche.key}
-        answer = httpx2.get(f"{self.cloche.url}/opensandbox/v1/sandboxes", headers=headers)
-        return [each["id"] for each in answer.json()["items"]]
+
+def client_of(proxy: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{proxy}/v1", api_key=MASTER_KEY, max_retries=0, timeout=60)
 
 
 @pytest.fixture(scope="module")
 def both(own_place: Path, upstream: ScriptedUpstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     place = tmp_path_factory.mktemp("litellm")
-    plain, intercepting = free_port(), free_port()
+    plain = free_port()
     config = place / "cloche.toml"
     config.write_text(CLOCHE.format(litellm=f"http://127.0.0.1:{plain}", key=MASTER_KEY, model=upstream.url))
-    with serving(own_place, env={"CLOCHE_CONFIG": str(config)}) as cloche:
+    with (
+        serving(own_place, env={"CLOCHE_CONFIG": str(config)}) as cloche,
+        serving_by_domain(own_place, place) as secure,
+    ):
         said = {"model": upstream.url, "cloche": cloche.url, "cloche_key": cloche.key, "key": MASTER_KEY}
         (place / "plain.yaml").write_text(PLAIN.format(**said))
-        (place / "intercepting.yaml").write_text(INTERCEPTING.format(**said))
+        containers = {"OPENAI_BASE_URL": f"{cloche.url}/v1", "OPENAI_API_KEY": cloche.key}
+        kinds = (
+            Sandboxes("opensandbox", cloche, f"{cloche.url}/opensandbox/v1", {}, url_of(free_port())),
+            Sandboxes("e2b", secure.running, f"{secure.running.url}/e2b", secure.trust, url_of(free_port())),
+        )
         with (
-            litellm(
-                place / "plain.yaml", plain, OPENAI_BASE_URL=f"{cloche.url}/v1", OPENAI_API_KEY=cloche.key
-            ) as first,
-            litellm(place / "intercepting.yaml", intercepting) as second,
+            litellm(place / "plain.yaml", plain, containers),
+            intercepting(place, upstream, kinds[0]),
+            intercepting(place, upstream, kinds[1]),
         ):
-            for url in (first, second):
+            for url in (url_of(plain), *(each.proxy for each in kinds)):
                 wait_until(lambda url=url: is_ready(url), START_SECONDS)
-            yield Both(cloche, first, second, upstream)
+            yield Both(cloche, url_of(plain), {each.provider: each for each in kinds}, upstream)
 
 
 @contextmanager
-def litellm(config: Path, port: int, **own: str) -> Iterator[str]:
+def intercepting(place: Path, upstream: ScriptedUpstream, kind: Sandboxes) -> Iterator[None]:
+    """A proxy with the interceptor that is about to be ready."""
+    config = place / f"{kind.provider}.yaml"
+    own = {"provider": kind.provider, "api_base": kind.api_base, "cloche_key": kind.cloche.key}
+    config.write_text(INTERCEPTING.format(model=upstream.url, key=MASTER_KEY, **own))
+    with litellm(config, int(kind.proxy.rpartition(":")[2]), kind.trust):
+        yield
+
+
+@contextmanager
+def litellm(config: Path, port: int, own: Mapping[str, str]) -> Iterator[None]:
     """A proxy that is about to be ready."""
-    command = [f"{PLACE}/bin/litellm", "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
+    command = [f"{PLACE}/litellm", "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
     with open(config.with_suffix(".log"), "w") as log:
         process = subprocess.Popen(command, env={**environment(), **own}, stdout=log, stderr=subprocess.STDOUT)
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield
     finally:
         process.terminate()
         process.wait(60)
+
+
+def url_of(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
 
 
 def is_ready(url: str) -> bool:
@@ -152,9 +188,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, **own}
 
 
-def program(name: str, *args: str) -> dict:
-    command = [f"{PLACE}/bin/python", str(PROGRAMS / name), *args]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+def program(name: str, *args: str, own: Mapping[str, str] | None = None) -> dict:
+    command = [f"{PLACE}/python", str(PROGRAMS / name), *args]
+    environ = {**environment(), **(own or {})}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -180,18 +217,48 @@ def test_the_functions_of_litellm_run_code_in_our_sandboxes(both: Both):
     assert said["tool"]["stdout"] == "45\n"
     assert "no network but loopback" in said["open"]
     assert "no template 'no-such'" in said["unknown"]
-    assert said["id"] not in both.sandboxes()
+    assert said["id"] not in both.providers["opensandbox"].list_ids()
+
+
+def test_its_functions_with_e2b_stay_with_our_server(both: Both):
+    """Its data plane is at `https://49999-{id}.{domain}`, with the domain that the server answers."""
+    kind = both.providers["e2b"]
+    said = program("e2b_sandboxes.py", kind.api_base, kind.cloche.key, own=kind.trust)
+    assert said["domain"].startswith("cloche.localhost:")
+    first, second = said["runs"]
+    assert (first["stdout"], first["results"][0]["text"], first["error"]) == ("42\n", "6", None)
+    assert (second["error"]["name"], second["error"]["value"]) == ("ZeroDivisionError", "division by zero")
+    assert said["deleted"] == [True, False]
+    assert said["tool"]["stdout"] == "45\n"
+    assert kind.list_ids() == []
 
 
 # -- its interceptor, with sandboxes of ours
 
 
+@pytest.fixture(params=["opensandbox", "e2b"])
+def kind(request: pytest.FixtureRequest, both: Both) -> Sandboxes:
+    return both.providers[request.param]
+
+
+def test_the_example_of_the_interceptor_runs_by_the_sdk(both: Both, kind: Sandboxes):
+    """Both parts of the vendor's announcement, as it has them but for api_base."""
+    legs = [Function("litellm_code_execution", {"code": "print(6 * 7)"})], [Text("It is 42.")]
+    models = both.model.play("resp", *legs), both.model.play("chat", *legs)
+    place = (kind.provider, kind.api_base, kind.cloche.key, both.model.url)
+    said = program("interceptor.py", *place, *models, own=kind.trust)
+    assert (said["text"], said["chat"]) == ("It is 42.", "It is 42.")
+    assert (said["call"]["type"], said["call"]["outputs"][0]["logs"]) == ("code_interpreter_call", "42\n")
+    assert [both.model.asked(model)[1].outputs for model in models] == [["42\n"], ["42\n"]]
+    assert said["call"]["container_id"] not in kind.list_ids()
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_interceptor_runs_code_in_our_sandboxes(both: Both, stream: bool):
+def test_the_interceptor_runs_code_in_our_sandboxes(both: Both, kind: Sandboxes, stream: bool):
     legs = [Function("litellm_code_execution", {"code": "print(6 * 7)"})], [Text("It is 42.")]
     model = both.model.play("resp", *legs)
     asked = {"model": model, "input": "6 times 7?", "tools": [CODE_INTERPRETER]}
-    client = both.client_of(both.intercepting)
+    client = client_of(kind.proxy)
     if stream:
         last = list(client.responses.create(**asked, stream=True))[-1]
         response = last.response
@@ -202,28 +269,26 @@ def test_the_interceptor_runs_code_in_our_sandboxes(both: Both, stream: bool):
     assert message.content[0].text == "It is 42."
     assert both.model.asked(model)[1].outputs == ["42\n"]
     assert call.container_id.startswith("i")
-    assert call.container_id not in both.sandboxes()
+    assert call.container_id not in kind.list_ids()
 
 
-def test_the_interceptor_runs_code_for_chat_too(both: Both):
+def test_the_interceptor_runs_code_for_chat_too(both: Both, kind: Sandboxes):
     model = both.model.play("chat", [Function("litellm_code_execution", {"code": "print(6 * 7)"})], [Text("It is 42.")])
     messages = [{"role": "user", "content": "6 times 7?"}]
-    answer = both.client_of(both.intercepting).chat.completions.create(
-        model=model, messages=messages, tools=[CODE_INTERPRETER]
-    )
+    answer = client_of(kind.proxy).chat.completions.create(model=model, messages=messages, tools=[CODE_INTERPRETER])
     assert answer.choices[0].message.content == "It is 42."
     assert both.model.asked(model)[1].outputs == ["42\n"]
 
 
-def test_the_interceptor_keeps_a_sandbox_for_a_session(both: Both):
+def test_the_interceptor_keeps_a_sandbox_for_a_session(both: Both, kind: Sandboxes):
     runs = [[Function("litellm_code_execution", {"code": code})] for code in ("x = 6", "print(x * 7)")]
     legs = runs[0], [Text("Done.")], runs[1], [Text("42")]
-    model, client = both.model.play("resp", *legs), both.client_of(both.intercepting)
+    model, client = both.model.play("resp", *legs), client_of(kind.proxy)
     asked = {"model": model, "input": "?", "tools": [CODE_INTERPRETER], "metadata": {"session_id": "one"}}
     first, second = client.responses.create(**asked), client.responses.create(**asked)
     assert second.output[0].outputs[0].logs == "42\n"
     assert first.output[0].container_id == second.output[0].container_id
-    assert first.output[0].container_id in both.sandboxes()
+    assert first.output[0].container_id in kind.list_ids()
 
 
 # -- LiteLLM behind Cloche
@@ -245,7 +310,7 @@ def test_litellm_serves_as_an_upstream(both: Both, style: str):
 
 
 def test_a_container_goes_on_by_the_id_that_litellm_made_of_it(both: Both):
-    client, asked = both.client_of(both.plain), {"input": "?", "include": ["code_interpreter_call.outputs"]}
+    client, asked = client_of(both.plain), {"input": "?", "include": ["code_interpreter_call.outputs"]}
     model = both.model.play("resp", [Code("x = 6")], [Text("Done.")], [Code("print(x * 7)")], [Text("42")])
     first = client.responses.create(model=f"cloche/{model}", tools=[CODE_INTERPRETER], **asked)
     tool = {"type": "code_interpreter", "container": first.output[0].container_id}
@@ -255,7 +320,7 @@ def test_a_container_goes_on_by_the_id_that_litellm_made_of_it(both: Both):
 
 
 def test_a_conversation_goes_on_through_litellm(both: Both):
-    client, asked = both.client_of(both.plain), {"input": "?", "include": ["code_interpreter_call.outputs"]}
+    client, asked = client_of(both.plain), {"input": "?", "include": ["code_interpreter_call.outputs"]}
     model = both.model.play("resp", [Code("x = 6")], [Text("Done.")], [Code("print(x * 7)")], [Text("42")])
     first = client.responses.create(model=f"cloche/{model}", tools=[CODE_INTERPRETER], **asked)
     second = client.responses.create(
@@ -268,7 +333,7 @@ def test_a_conversation_goes_on_through_litellm(both: Both):
 def test_litellm_passes_chat_through_to_cloche(both: Both):
     model = both.model.play("chat", [Code("print(6 * 7)")], [Text("It is 42.")])
     messages = [{"role": "user", "content": "6 times 7?"}]
-    answer = both.client_of(both.plain).chat.completions.create(
+    answer = client_of(both.plain).chat.completions.create(
         model=f"cloche/{model}", messages=messages, tools=[{"type": "code_interpreter"}]
     )
     assert answer.choices[0].message.content == "It is 42."
@@ -286,7 +351,7 @@ CI_EVENTS = [
 
 def test_litellm_passes_the_interpreter_through_to_cloche(both: Both):
     model = both.model.play("resp", [Code("print(6 * 7)")], [Text("It is 42.")])
-    response = both.client_of(both.plain).responses.create(
+    response = client_of(both.plain).responses.create(
         model=f"cloche/{model}", input="?", tools=[CODE_INTERPRETER], include=["code_interpreter_call.outputs"]
     )
     call, message = response.output
@@ -298,7 +363,7 @@ def test_litellm_passes_the_interpreter_through_to_cloche(both: Both):
 @pytest.mark.parametrize("name", ["gpt-4o", "resp-streams"])
 def test_litellm_streams_the_interpreters_events_of_a_model_that_it_knows(both: Both, name: str):
     both.model.script(name, [[Code("print(6 * 7)")], [Text("It is 42.")]])
-    stream = both.client_of(both.plain).responses.create(
+    stream = client_of(both.plain).responses.create(
         model=f"cloche/{name}", input="?", tools=[CODE_INTERPRETER], stream=True
     )
     kinds = [event.type for event in stream]
@@ -307,7 +372,7 @@ def test_litellm_streams_the_interpreters_events_of_a_model_that_it_knows(both: 
 
 def test_litellm_makes_up_the_stream_of_a_model_that_it_does_not_know(both: Both):
     model = both.model.play("resp", [Code("print(6 * 7)")], [Text("It is 42.")])
-    stream = both.client_of(both.plain).responses.create(
+    stream = client_of(both.plain).responses.create(
         model=f"cloche/{model}", input="?", tools=[CODE_INTERPRETER], stream=True
     )
     kinds = [event.type for event in stream]
@@ -324,7 +389,7 @@ def test_the_containers_of_litellms_functions_are_ours(both: Both):
 
 def test_the_containers_of_litellms_proxy_are_ours(both: Both):
     """They have no model: the proxy takes what OPENAI_BASE_URL says."""
-    client = both.client_of(both.plain)
+    client = client_of(both.plain)
     made = client.containers.create(name="by proxy")
     client.containers.files.create(made.id, file=("a.txt", b"6"))
     assert [file.path for file in client.containers.files.list(made.id)] == ["/mnt/data/a.txt"]
