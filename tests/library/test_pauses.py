@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from tests.conftest import RunningServer
 
 import cloche
 from cloche import errors
@@ -14,6 +16,12 @@ from cloche import errors
 pytestmark = pytest.mark.usefixtures("library")
 
 PATIENCE_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def server(server_in_place: tuple[Path, RunningServer]) -> RunningServer:
+    """A server in a data directory of this worker's own: the tests list all snapshots, and remove them."""
+    return server_in_place[1]
 
 
 @pytest.fixture

@@ -156,9 +156,6 @@ class IsolationBackend(Protocol):
     async def start(self, template: Template) -> Nursery:
         """A nursery for that template, imports done. Raises NurseryFailed or IsolationUnavailable."""
 
-    def probe(self) -> list[HostCheck]:
-        """The checks of this host's isolation and limits."""
-
     def disown(self) -> None:
         """In a forked child: releases locks that must end with the parent."""
 

@@ -18,11 +18,11 @@ import msgspec
 
 from cloche import errors
 from cloche.isolation import ids, rootfs
-from cloche.isolation.base import CellMounts, CellSpec, HostCheck, SandboxCell
+from cloche.isolation.base import CellMounts, CellSpec, SandboxCell
 from cloche.isolation.channel import close_all
 from cloche.isolation.ids import volume_maps
 from cloche.isolation.nursery import VolumeTrees, ZygoteNursery, ZygoteOrder, limit_imports, start_process
-from cloche.isolation.probe import host_checks, refuse_unless_possible
+from cloche.isolation.probe import refuse_unless_possible
 from cloche.linux import cgroups, seccomp
 from cloche.linux.cgroups import InstanceGroups
 from cloche.model import KIB, Limits, Template
@@ -211,9 +211,6 @@ class NamespacesBackend:
         }
         command = [sys.executable, "-I", "-m", "cloche.isolation.launch"]
         return ZygoteOrder(command, json.dumps(stdin).encode(), first, self._programs["cell"])
-
-    def probe(self) -> list[HostCheck]:
-        return host_checks()
 
     def disown(self) -> None:
         if self._parent is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloche import errors
-from cloche.isolation.base import CellMounts, CellSpec, CellStats, CellVolume, HostCheck, SandboxCell
+from cloche.isolation.base import CellMounts, CellSpec, CellStats, CellVolume, SandboxCell
 from cloche.isolation.cell import ProcessCell
 from cloche.isolation.channel import Header
 from cloche.isolation.nursery import ZygoteNursery, ZygoteOrder, start_process
@@ -62,13 +62,6 @@ class PlainBackend:
         env = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8", "MPLBACKEND": "Agg", **template.env}
         first = {"do": "start", "imports": list(template.imports), "env": env, "walls": False, "single": True}
         return ZygoteOrder([template.python, "-I", "-S", "-c", _BOOT, package, site], b"", first, b"")
-
-    def probe(self) -> list[HostCheck]:
-        return [
-            HostCheck(
-                name="isolation", state="missing", detail="this backend has no walls at all", advice="use namespaces"
-            )
-        ]
 
     def disown(self) -> None:
         """There is nothing to release."""
