@@ -77,7 +77,10 @@ def _no_settings_of_the_developer():
 
 @pytest.fixture(autouse=True)
 def _acts_for_no_key():
-    """A principal that a test sets must not act in the next test of its worker, whose loop and context are the same."""
+    """A principal that a test leaves must not act in the next test of its worker: each test's context is a copy of one.
+
+    `Gatekeeper.admit` in a test that is no coroutine leaves one: canaries then waited for slots as its owner.
+    """
     set_current_principal(None)
     yield
     set_current_principal(None)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.conftest import RunningServer, serving, with_template
 from tests.console.conftest import PATIENCE_MILLISECONDS, Visiting, log_in
 from tests.console.wire import Insider, Stranger, new_key
@@ -49,11 +49,10 @@ def steps(page: Page) -> list[str]:
     return [each.strip() for each in page.locator("table.waterfall .step-name").all_inner_texts()]
 
 
-def box(bar: Locator) -> tuple[float, float]:
-    """Where it begins and ends on the page."""
-    place = bar.bounding_box()
-    assert place is not None
-    return place["x"], place["x"] + place["width"]
+def bars(page: Page) -> list[tuple[float, float]]:
+    """Where each bar begins and ends on the page, all at one moment of its layout."""
+    measure = "bars => bars.map(bar => bar.getBoundingClientRect()).map(box => [box.left, box.right])"
+    return [(begin, end) for begin, end in page.locator("svg.bar .whole").evaluate_all(measure)]
 
 
 def seconds(took: str) -> float:
@@ -91,7 +90,7 @@ def test_a_request_is_followed_from_the_list_to_its_linked_records(visiting: Vis
 def test_the_waterfall_shows_when_each_step_was(visiting: Visiting, console: RunningServer) -> None:
     made = asked(console, code("import time; time.sleep(0.5)"))
     page = visiting(f"/requests/{made['request']}")
-    whole, first, container, ran, second = (box(each) for each in page.locator("svg.bar .whole").all())
+    whole, first, container, ran, second = bars(page)
     assert all(whole[0] - 1 <= begin < end <= whole[1] + 1 for begin, end in (first, container, ran, second))
     narrowest = (whole[1] - whole[0]) * MIN_BAR_WIDTH / 100  # a bar at the very end begins so much earlier
     assert first[0] <= container[0] <= ran[0] <= ran[1] <= second[0] + narrowest + 1

@@ -72,9 +72,9 @@ function show(made) {
   dialogs["new-key"].showModal();
 }
 
-function forget() {
+// Erases the key at once: the dialog's "close" event comes only after the dialog is gone from the screen.
+function eraseKey() {
   dialogs["new-key"].querySelector("[data-key]").textContent = "";
-  refresh();
 }
 
 async function copy() {
@@ -188,7 +188,9 @@ function onClick(event) {
 
 function start() {
   document.addEventListener("click", onClick);
-  dialogs["new-key"].addEventListener("close", forget);
+  dialogs["new-key"].querySelector("[data-close]").addEventListener("click", eraseKey);
+  dialogs["new-key"].addEventListener("cancel", eraseKey); // by the Escape key
+  dialogs["new-key"].addEventListener("close", refresh);
   onSend(dialogs["add-key"], add);
   onSend(dialogs["rotate-key"], rotate);
   onSend(dialogs["revoke-key"], revoke);
