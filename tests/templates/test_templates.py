@@ -409,7 +409,7 @@ def test_a_killed_builder_leaves_nothing_visible_and_the_next_one_cleans_up(tiny
     assert done.exit_code == 0, done.output
     second = catalogue.resolve("tiny")
     assert done.stdout.startswith("tiny@") and second.version != template.version
-    assert "building tiny: choosing versions" in done.stderr and "\r" not in done.stderr
+    assert "building tiny: 0% choosing versions" in done.stderr and "\r" not in done.stderr
     left = {each.name for each in (catalogue.directory / "tiny").iterdir()}
     assert left == {".lock", template.version, second.version}
     assert not trace.exists()
