@@ -10,6 +10,7 @@ from cloche.api.auth import Gatekeeper, is_loopback
 from cloche.api.console import Console, ConsoleContext
 from cloche.api.e2b import E2b
 from cloche.api.e2b.port_target import is_port_health, is_sandbox_host
+from cloche.api.jupyter import Jupyter
 from cloche.api.librechat import LibreChatApi
 from cloche.api.native import NativeApi
 from cloche.api.openai import OpenAi
@@ -71,6 +72,7 @@ class ServerApp:
             "e2b": self._e2b,
             **behind,
             "opensandbox": OpenSandbox(engine, gatekeeper, config, secret),
+            "jupyter": Jupyter(engine, gatekeeper, config),
             "librechat": LibreChatApi(engine, gateway.gateway_store, gatekeeper, config, secret),
             "mcp": self.mcp,
             "health": self.system,

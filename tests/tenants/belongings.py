@@ -54,6 +54,7 @@ class Belongings:
         self._templates()
         self._openai()
         self._opensandbox()
+        self._jupyter()
         self._librechat()
         self._mcp()
         return self
@@ -195,6 +196,9 @@ class Belongings:
         return str(json.loads(line[6:])["response"]["id"])
 
     # -- OpenSandbox
+
+    def _jupyter(self) -> None:
+        self.ids["jupyter_kernel"] = self.wire.made("POST", "/jupyter/api/kernels", {"env": {"MARK": self.mark}})["id"]
 
     def _opensandbox(self) -> None:
         ids, make = self.ids, self.wire.made

@@ -240,6 +240,11 @@ CASES: dict[str, dict[str, list[Case]]] = {
             for method, body in {"POST": {}, "PUT": {}, "PATCH": _RULES, "DELETE": ["api.example.com"]}.items()
         },
     },
+    "jupyter": {
+        f"POST {base}/api/kernels{path}": _EMPTY
+        for base in ("", "/in/{sandbox}")
+        for path in ("", "/{kernel}/interrupt", "/{kernel}/restart")
+    },
     "librechat": {
         "POST /exec": [],
         "POST /exec/programmatic": [],
@@ -341,6 +346,10 @@ LISTS = frozenset(
     v1 GET /v1/chat/completions
     opensandbox GET /sandboxes
     opensandbox GET /snapshots
+    jupyter GET /api/kernels
+    jupyter GET /api/status
+    jupyter GET /api/me
+    jupyter GET /api/kernelspecs
     server GET /health
     server GET /ready
     server GET /metrics
@@ -364,6 +373,14 @@ NOTHING_FOREIGN = frozenset(
     e2b DELETE /secrets
     e2b GET /teams
     v1 POST /v1/files
+    jupyter POST /api/kernels
+    jupyter GET /api
+    jupyter GET /login
+    jupyter POST /login
+    jupyter GET /logout
+    jupyter GET /in/{sandbox}/login
+    jupyter POST /in/{sandbox}/login
+    jupyter GET /in/{sandbox}/logout
     librechat GET /health
     librechat POST /upload
     librechat POST /upload/batch

@@ -8,9 +8,8 @@ import pytest
 from tests.tenants.cases import LISTS
 from tests.tenants.conftest import World
 from tests.tenants.routes import Known
+from tests.tenants.tries import PREFIXES
 from tests.tenants.wire import Wire
-
-PREFIXES = {"e2b": "/e2b", "opensandbox": "/opensandbox/v1"}
 
 
 @pytest.mark.parametrize("name", sorted(LISTS))

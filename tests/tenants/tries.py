@@ -75,6 +75,7 @@ _FILLINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "/built/{template}/{id": ("build",),
         "/builds/{id": ("build",),
     },
+    "jupyter": {"sandbox": SANDBOXES, "kernel": ("jupyter_kernel",), "name": ("template_name",)},
     "opensandbox": {
         "id": ("cell", *SANDBOXES[:-1]),
         "port": (),
@@ -85,6 +86,7 @@ _FILLINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "rest": ("context",),
     },
 }
+PREFIXES = {"opensandbox": "/opensandbox/v1", "librechat": "/librechat/v1", "e2b": "/e2b", "jupyter": "/jupyter"}
 _LITERALS = {"port": "44772", "kind": "credentials"}
 _TOGETHER: dict[str, list[dict[str, str]]] = {
     "librechat": [
@@ -181,7 +183,7 @@ def _addressed(route: Known, path: str, case: Case) -> Iterator[Try]:
     if route.plane in ("49983", "49999"):
         yield from _at_port(route, path, case)
         return
-    prefix = {"opensandbox": "/opensandbox/v1", "librechat": "/librechat/v1", "e2b": "/e2b"}.get(route.plane, "")
+    prefix = PREFIXES.get(route.plane, "")
     for query in _REACHES.get(route.plane, ("",)) if route.method in ("GET", "DELETE") else ("",):
         asked = "&".join(each for each in (case.query, query) if each)
         yield Try(route.method, f"{prefix}{path}{'?' if asked else ''}{asked}", case.body, case.headers)
