@@ -249,11 +249,13 @@ async def test_files_about_the_host_are_masked(box, attack, user):
         box,
         """
 answer = {}
-for name in ("kcore", "keys", "key-users", "timer_list", "sched_debug", "latency_stats", "kmsg", "interrupts", "slabinfo", "pagetypeinfo", "vmallocinfo", "kpageflags"):
+for name in ("kcore", "keys", "key-users", "timer_list", "sched_debug", "latency_stats", "kmsg", "interrupts", "slabinfo", "pagetypeinfo", "vmallocinfo", "kpageflags", "softirqs", "diskstats", "partitions", "crypto", "consoles", "config.gz"):
     got = attempt(lambda: open("/proc/" + name, "rb").read(100))
     if got.startswith("done: b'") and got != "done: b''": answer[name] = got
 addresses = {line.split()[0] for line in open("/proc/kallsyms")} if os.path.exists("/proc/kallsyms") else set()
 if addresses - {"0" * 16}: answer["kallsyms"] = "addresses of the kernel"
+for name in ("bus", "irq", "fs"):
+    if os.path.exists("/proc/" + name) and os.listdir("/proc/" + name): answer[name] = os.listdir("/proc/" + name)
 """,
         user,
     )

@@ -153,9 +153,33 @@ def test_sockets_by_family(program: bytes, in_child) -> None:
         assert in_child(behind(program, call("socket", *arguments))) == -errno.EAFNOSUPPORT, arguments
 
 
-@pytest.mark.parametrize("request_code", [0x5412, 0x541C, 0x5423, 0xFFFF_FFFF_0000_5412])
-def test_terminal_injection_is_refused_also_with_high_bits_set(request_code: int, in_child) -> None:
-    assert in_child(behind(CELL, call("ioctl", -1, request_code, 0))) == -errno.EPERM
+# Typing into terminals and consoles, line disciplines, a file's blocks and flags, freezing, namespaces, a pidfd.
+REFUSED_REQUESTS = [0x5412, 0x541C, 0x5423, 0xC020660B, 0x40086602, 0xC0045877, 0xB702, 0xB701, 0xFF01, 0x7FFF_FFFF]
+
+
+@pytest.mark.parametrize("request_code", [*REFUSED_REQUESTS, 0xFFFF_FFFF_0000_5412])
+def test_requests_that_are_not_listed_are_refused_also_with_high_bits_set(request_code: int, in_child) -> None:
+    with open("/usr/bin/env", "rb") as file:
+        assert in_child(behind(CELL, call("ioctl", file.fileno(), request_code, 0))) == -errno.ENOTTY
+
+
+# Leases, dnotify, delegations, signals of choice, hints, and commands of later kernels.
+@pytest.mark.parametrize("command", [10, 15, 17, 1024, 1025, 1026, 1027, 1029, 1036, 1039, 1040, 0xFFFF_FFFF_0000_0400])
+def test_fcntl_commands_that_are_not_listed_are_refused(command: int, in_child) -> None:
+    with open("/usr/bin/env", "rb") as file:
+        assert in_child(behind(CELL, call("fcntl", file.fileno(), command, 0))) == -errno.EINVAL
+
+
+def test_descriptors_are_copied_flagged_sized_and_locked(tmp_path: Path, in_child) -> None:
+    def use() -> list[object]:
+        with open(tmp_path / "own", "wb") as file:
+            copy = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 10)
+            fcntl.lockf(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            flags = fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
+        return [copy >= 10, flags, fcntl.fcntl(os.pipe()[0], 1031, 1 << 16)]  # F_SETPIPE_SZ
+
+    assert in_child(behind(CELL, use)) == [True, 0, 1 << 16]
 
 
 def test_other_ioctls_work(in_child) -> None:

@@ -56,10 +56,16 @@ _MASKED_FILES = (
     "sched_debug",
     "sysrq-trigger",
     "interrupts",
+    "softirqs",
+    "diskstats",
+    "partitions",
+    "crypto",
+    "consoles",
+    "config.gz",
     "cmdline",  # of the kernel: some have keys in it, and all of them tell one host from another
 )
-_MASKED_DIRECTORIES = ("acpi", "scsi")
-_READ_ONLY = ("sys", "bus", "fs", "irq")
+_MASKED_DIRECTORIES = ("acpi", "scsi", "bus", "fs", "irq")
+_READ_ONLY = ("sys",)
 _BOOT_ID = "sys/kernel/random/boot_id"
 _CEILINGS = {
     "max_inotify_instances": 8,  # else one sandbox could use up those of the host's user
