@@ -52,6 +52,11 @@ def pairs(attempt: Try, victim: Belongings, attacker: Belongings) -> Iterator[Pa
         yield Pair(attempt, own, *made)
 
 
+def for_owner(attempt: Try, owner: Belongings) -> Sent:
+    """With the owner's own ids."""
+    return _sent(attempt, owner.ids, owner, owner, {})
+
+
 def ghost(id: str) -> str:
     """An id of the same shape that nobody ever had."""
     letters = list(id)

@@ -32,7 +32,7 @@ from cloche.api.http import (
     read_decoded,
 )
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.json_text import TooComplexJson, parse_json
+from cloche.json_text import SMALL_BYTES, JsonMeter, TooComplexJson, parse_json
 from cloche.model import MIB
 
 UNARY_TYPE = "application/json"
@@ -187,7 +187,7 @@ def decode_message(kind: type[M], data: bytes) -> M:
         given = parse_json(data or b"{}")
         return msgspec.convert(_rename_to_json_fields(kind, given), kind, strict=False)
     except (msgspec.MsgspecError, UnicodeError, TooComplexJson) as error:
-        raise errors.InvalidRequest(f"this is no message that can be read here: {error}") from None
+        raise _unreadable_message(error) from None
 
 
 def _rename_to_json_fields(kind: Any, given: Any) -> Any:
@@ -235,14 +235,31 @@ async def _read_only_message(request: Request, kind: type[M]) -> M:
 
 
 async def _iterate_request_frames(request: Request, *, unbounded: bool = False) -> AsyncGenerator[bytes, None]:
-    buffer = bytearray()
+    buffer, meter = bytearray(), None
     async with contextlib.aclosing(read_body_chunks(request, unbounded=unbounded)) as chunks:
         async for chunk in chunks:
             buffer += chunk
             while (data := take_frame(buffer)) is not None:
                 yield data
+                meter = None
+            if len(buffer) > SMALL_BYTES:
+                meter = _meter_incomplete(meter, buffer, chunk)
     if buffer:
         raise errors.InvalidRequest("the request ended in the middle of a frame: send the whole message")
+
+
+def _meter_incomplete(meter: JsonMeter | None, buffer: bytearray, chunk: bytes) -> JsonMeter:
+    """Measures a long message while it arrives. Raises InvalidRequest for one that is too complex."""
+    started = meter or JsonMeter()
+    try:
+        started.feed(bytes(buffer[_ENVELOPE.size :]) if meter is None else chunk)
+    except TooComplexJson as error:
+        raise _unreadable_message(error) from None
+    return started
+
+
+def _unreadable_message(error: Exception) -> errors.InvalidRequest:
+    return errors.InvalidRequest(f"this is no message that can be read here: {error}")
 
 
 def take_frame(buffer: bytearray) -> bytes | None:
@@ -259,7 +276,8 @@ def take_frame(buffer: bytearray) -> bytes | None:
     end = _ENVELOPE.size + size
     if len(buffer) < end:
         return None
-    data = bytes(buffer[_ENVELOPE.size : end])
+    with memoryview(buffer) as whole:
+        data = bytes(whole[_ENVELOPE.size : end])
     del buffer[:end]
     return data
 

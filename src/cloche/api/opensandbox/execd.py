@@ -85,7 +85,9 @@ def _decode_object(body: bytes) -> dict[str, Any]:
     try:
         return decode_json_object(body)
     except InvalidJson as error:
-        whole = "must be a JSON object" if error.flaw == "type" else "is not JSON"
+        whole = {"type": "must be a JSON object", "complexity": f"is too complex: {error.problem}"}.get(
+            error.flaw, "is not JSON"
+        )
         raise errors.InvalidRequest(f"the request's body {whole}") from None
 
 
