@@ -39,6 +39,19 @@ def _cases(*bodies: Any) -> list[Case]:
 
 
 _EMPTY = _cases({})
+_EXECD_FILES: dict[str, Case] = {
+    "POST /files/upload": Case(FORM, headers=tuple(FORM_HEADER.items())),
+    "GET /files/download": Case(query="path=/mnt/data/f.txt"),
+    "GET /files/info": Case(query="path=/mnt/data/f.txt"),
+    "GET /files/search": Case(query="path=/mnt/data"),
+    "POST /files/mv": Case([{"src": "/mnt/data/f.txt", "dest": "/mnt/data/g.txt"}]),
+    "POST /files/permissions": Case({"/mnt/data/f.txt": {"mode": 600}}),
+    "POST /files/replace": Case({"/mnt/data/f.txt": {"old": "a", "new": "b"}}),
+    "DELETE /files": Case(query="path=/mnt/data/f.txt"),
+    "POST /directories": Case({"/mnt/data/d": {"mode": 755}}),
+    "GET /directories/list": Case(query="path=/mnt/data"),
+    "DELETE /directories": Case(query="path=/mnt/data"),
+}
 _CREATED = [
     {"template": "<snapshot>"},
     {"template": "<snapshot_name>"},
@@ -232,6 +245,18 @@ CASES: dict[str, dict[str, list[Case]]] = {
         "DELETE /sandboxes/{id}/proxy/44772/code": _cases(Case(query="id=<context>")),
         "POST /sandboxes/{id}/proxy/44772/code/context": _EMPTY,
         "DELETE /sandboxes/{id}/proxy/44772/code/contexts": _cases(Case(query="language=python")),
+        "PATCH /sandboxes/{id}/metadata": _cases({"mark": "attacker"}),
+        "POST /sandboxes/{id}/proxy/44772/command": _cases(
+            {"command": "true"}, {"command": "true", "background": True}
+        ),
+        "DELETE /sandboxes/{id}/proxy/44772/command": _cases(Case(query="id=<command>")),
+        "POST /sandboxes/{id}/proxy/44772/session": _EMPTY,
+        "POST /sandboxes/{id}/proxy/44772/session/{session}/run": _cases({"command": "true"}),
+        **{
+            f"{route.split()[0]} /sandboxes/{{id}}/proxy/44772{prefix}{route.split()[1]}": _cases(case)
+            for prefix in ("", "/v1/filesystem/{uid}/{gid}")
+            for route, case in _EXECD_FILES.items()
+        },
         "POST /sandboxes/{id}/proxy/18080/credential-vault": _cases(_VAULT),
         "PATCH /sandboxes/{id}/proxy/18080/credential-vault": _cases(_VAULT),
         **{

@@ -81,13 +81,15 @@ _FILLINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "port": (),
         "/snapshots/{ref": SNAPSHOTS,
         "context": ("context",),
+        "command": ("command",),
+        "session": ("bash_session",),
         "name": ("credential",),
         "kind": (),
         "rest": ("context",),
     },
 }
 PREFIXES = {"opensandbox": "/opensandbox/v1", "librechat": "/librechat/v1", "e2b": "/e2b", "jupyter": "/jupyter"}
-_LITERALS = {"port": "44772", "kind": "credentials"}
+_LITERALS = {"port": "44772", "kind": "credentials", "uid": "0", "gid": "0"}
 _TOGETHER: dict[str, list[dict[str, str]]] = {
     "librechat": [
         {"session": f"<{kind}session>", "file": f"<{kind}object>"} for kind in ("", "users_", "agents_", "exec_")

@@ -310,7 +310,7 @@ class Containers:
             return
         self.check_network(policy)
         await self._engine.networks.replace(sandbox, policy)
-        sandbox.label(NETWORK_LABEL, network_label(policy))
+        sandbox.change_metadata({NETWORK_LABEL: network_label(policy)})
 
     async def limits_of(self, memory: MemoryTier | None) -> Limits | None:
         """Returns the limits of a tier; None for the default.

@@ -8,7 +8,11 @@ registry.py     per-sandbox state: the stored create request, used contexts, tok
 lifecycle.py    sandboxes, pauses and snapshots; lifecycle_schema.py has its requests and responses
 egress.py       network policies (network_schema.py), and credentials that the proxy adds to requests, hidden
                 from programs (credentials_schema.py)
-execd.py        code and contexts inside one sandbox
+execd.py        what handlers of execd share: its token and its errors; its metrics
+code.py         code and contexts; stream.py encodes the events of these, of commands and of sessions
+commands.py     commands, in the foreground and in the background
+sessions.py     bash sessions
+files.py        files and directories
 """
 
 from cloche.api.opensandbox.app import OpenSandbox as OpenSandbox

@@ -11,10 +11,14 @@ from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.dialect import DialectRouter, NotSupported, dialect_route
 from cloche.api.http import Dialect, Handler, strip_prefix
-from cloche.api.opensandbox import egress, execd, lifecycle
+from cloche.api.opensandbox import egress, lifecycle
+from cloche.api.opensandbox.code import CodePlane
+from cloche.api.opensandbox.commands import CommandPlane
 from cloche.api.opensandbox.context import INVALID_PARAMETER, NOT_SUPPORTED, OpenSandboxContext, error_reply
-from cloche.api.opensandbox.execd import EXECD_PATH
+from cloche.api.opensandbox.execd import EXECD_PATH, ExecdPlane
+from cloche.api.opensandbox.files import FilePlane
 from cloche.api.opensandbox.registry import SandboxStates
+from cloche.api.opensandbox.sessions import SessionPlane
 from cloche.config import Config
 from cloche.engine.engine import Engine
 
@@ -24,15 +28,13 @@ OPENSANDBOX_PREFIXES = ("/opensandbox/v1", "/opensandbox")
 
 SEE_DOCS = "; docs/dialects/opensandbox.md says what there is"
 TEMPLATE = "templates are built with `cloche template build` on the server's machine, not over this API"
-METADATA = "metadata cannot be changed yet; give them when a sandbox is made"
 DIAGNOSTICS = "this server has no diagnostics over this API; `cloche logs` on the server's machine shows its events"
 POOL = "this server keeps its own pools, sized by pool.ready in its configuration"
-EXECD = "of execd there are code and contexts only yet" + SEE_DOCS
+EXECD = "this server's execd has no terminals and no isolated sessions" + SEE_DOCS
 PORT = "only the ports of execd and of the network policy can be reached by this API yet" + SEE_DOCS
 OTHER = "not offered yet" + SEE_DOCS
 
 _UNSUPPORTED_PATHS = (
-    ("/sandboxes/{id}/metadata", METADATA),
     ("/sandboxes/{id}/diagnostics/{rest:path}", DIAGNOSTICS),
     ("/templates", TEMPLATE),
     ("/templates/{rest:path}", TEMPLATE),
@@ -42,7 +44,7 @@ _UNSUPPORTED_PATHS = (
     ("/health", OTHER),
     ("/version", OTHER),
 )
-_UNSUPPORTED_EXECD_PATHS = ("command", "session", "files", "directories", "metrics", "pty", "v1")
+_UNSUPPORTED_EXECD_PATHS = ("pty", "v1")
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
@@ -77,11 +79,16 @@ class OpenSandbox:
 
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config, secret: bytes):
         api = OpenSandboxContext(engine, gatekeeper, SandboxStates(engine, secret), config)
-        plane = execd.Execd(api)
+        plane = ExecdPlane(api)
         routes = [
             *lifecycle.lifecycle_routes(api),
             *lifecycle.pause_and_snapshot_routes(api),
-            *execd.execd_routes(plane),
+            *(
+                route
+                for each in (plane, CodePlane(plane), CommandPlane(plane), SessionPlane(plane))
+                for route in each.routes
+            ),
+            *FilePlane(plane).routes,
             *egress.egress_routes(api),
             *_unsupported_routes(api, plane),
         ]

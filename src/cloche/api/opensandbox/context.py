@@ -40,7 +40,6 @@ class OpenSandboxContext(DialectContext):
         super().__init__(engine, gatekeeper, config)
         self.states = states
         self.public_url = config.server.public_url
-        self.max_seconds = config.lifetime.max_seconds
 
     async def sandbox_by_token(self, request: Request, plane: TokenPlane) -> Sandbox:
         """The running sandbox in the path, by its own token. Raises Unauthenticated, SandboxNotFound, Gone."""

@@ -14,7 +14,7 @@ from cloche.api.http import create_unless_disconnected
 from cloche.api.opensandbox import lifecycle_schema as wire
 from cloche.api.opensandbox.context import OpenSandboxContext
 from cloche.api.opensandbox.network_schema import default_policy_within
-from cloche.api.opensandbox.registry import StoredCreateRequest
+from cloche.api.opensandbox.registry import ENVIRONMENT_FILE, ENVIRONMENT_FILE_VARIABLE, StoredCreateRequest
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Limits, SandboxInfo, SandboxSpec, Snapshot
 from cloche.network_policy import NetworkPolicy
@@ -27,6 +27,7 @@ def lifecycle_routes(api: OpenSandboxContext) -> list[BaseRoute]:
         api.route("GET", "/sandboxes", plane.list),
         api.route("GET", "/sandboxes/{id}", plane.get),
         api.route("DELETE", "/sandboxes/{id}", plane.delete),
+        api.route("PATCH", "/sandboxes/{id}/metadata", plane.change_metadata),
         api.route("POST", "/sandboxes/{id}/renew-expiration", plane.renew),
         api.route("GET", "/sandboxes/{id}/endpoints/{port}", plane.show_endpoint),
     ]
@@ -61,6 +62,12 @@ class Lifecycle:
         items = [wire.encode_sandbox_detail(each) for each in found]
         return json_reply(wire.encode_page(items, page=asked.page, size=asked.size))
 
+    async def change_metadata(self, request: Request) -> Response:
+        """A JSON merge patch: null removes a pair."""
+        sandbox = await self._api.sandbox(request)
+        sandbox.change_metadata(await self._api.decoded(request, wire.decode_metadata_patch))
+        return json_reply(wire.encode_sandbox_detail(sandbox.info))
+
     async def renew(self, request: Request) -> Response:
         """Moves the deadline to that time, also an earlier one; at most to the end of the host's longest lifetime."""
         sandbox = await self._api.sandbox(request)
@@ -68,6 +75,8 @@ class Lifecycle:
         left = moment - time.time()
         if left <= 0:
             raise errors.InvalidRequest(f"expiresAt: {format_timestamp(moment)} is past; give a time to come")
+        if not sandbox.has_deadline and sandbox.over_seconds >= 0:
+            raise Conflict(f"sandbox {sandbox.id} never expires, and has run for longer than a lifetime can be here")
         info = sandbox.renew(left)
         assert info.deadline_at is not None
         return json_reply({"expiresAt": format_timestamp(info.deadline_at)})
@@ -97,10 +106,10 @@ class Lifecycle:
         )
         spec = SandboxSpec(
             template=wanted.template,
-            env=wanted.env,
+            env={ENVIRONMENT_FILE_VARIABLE: ENVIRONMENT_FILE, **wanted.env},
             metadata=wanted.metadata,
             limits=await self._limits_for_request(owner, wanted),
-            lifetime_seconds=wanted.timeout_seconds or self._api.max_seconds,
+            lifetime_seconds=wanted.timeout_seconds,
             network=self._network_for_request(wanted),
             owner=owner,
             notes=asked.notes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -235,10 +235,7 @@ def decode_create_request(body: bytes) -> OpenSandboxCreateRequest:
     extensions, metadata = asked.extensions or {}, asked.metadata or {}
     if sum(len(name) + len(value) for name, value in extensions.items()) > MAX_EXTENSIONS:
         raise errors.InvalidRequest(f"extensions: they can have {MAX_EXTENSIONS} characters in all")
-    if any(name.startswith(RESERVED_METADATA_PREFIX) for name in metadata):
-        raise errors.InvalidRequest(
-            f"metadata: names that begin with {RESERVED_METADATA_PREFIX} are reserved; choose another"
-        )
+    _check_metadata_names(metadata)
     return OpenSandboxCreateRequest(
         template=_template_or_snapshot(asked),
         snapshot=asked.snapshotId or "",
@@ -260,6 +257,13 @@ def apply_requested_limits(limits: Limits, asked: dict[str, str]) -> Limits:
     if "memory" in asked:
         limits = msgspec.structs.replace(limits, memory_bytes=parse_size_bytes(asked["memory"]))
     return limits
+
+
+def decode_metadata_patch(body: bytes) -> dict[str, str | None]:
+    """The requested changes of metadata; None removes a pair."""
+    changes = decode_json_body(body, dict[str, str | None])
+    _check_metadata_names(changes)
+    return changes
 
 
 def decode_expiration(body: bytes) -> float:
@@ -322,6 +326,13 @@ def _check_entrypoint(given: list[str] | None) -> tuple[str, ...]:
             f"{' '.join(IDLE_ENTRYPOINT)!r} or {CODE_INTERPRETER_ENTRYPOINT!r}"
         )
     return words
+
+
+def _check_metadata_names(names: Iterable[str]) -> None:
+    if any(name.startswith(RESERVED_METADATA_PREFIX) for name in names):
+        raise errors.InvalidRequest(
+            f"metadata: names that begin with {RESERVED_METADATA_PREFIX} are reserved; choose another"
+        )
 
 
 def _check_resource_limits(given: dict[str, str]) -> dict[str, str]:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
+from cloche import errors
 from cloche.api.auth import derive_sandbox_token
 from cloche.api.opensandbox.credentials_schema import CredentialVault
+from cloche.engine.commands.jobs import CommandJob
 from cloche.engine.engine import Engine
 from cloche.engine.executions.context import Context
 from cloche.engine.executions.execution import Execution
 from cloche.engine.sandboxes.sandbox import DEFAULT_CONTEXT
 from cloche.model import Struct
+from cloche.tasks import TaskSet
 
 TokenPlane = Literal["execd", "egress"]
 
+ENVIRONMENT_FILE_VARIABLE = "EXECD_ENVS"
+ENVIRONMENT_FILE = "/home/user/.execd_envs"
 IDLE_ENTRYPOINT = ("tail", "-f", "/dev/null")
 NOTE_KEY = "opensandbox"
 
@@ -42,11 +48,58 @@ def stored_request_of(notes: Mapping[str, str]) -> StoredCreateRequest:
     )
 
 
+# The commands of a sandbox: execd tells their state after their end, too.
+
+MAX_COMMANDS = 1024
+MAX_SHOWN_COMMAND = 4096  # letters
+
+
+class ExecdCommand:
+    """A command that runs, or has ended. `log` is where the output of one in the background goes."""
+
+    def __init__(self, job: CommandJob, shown: str, log: str | None):
+        self.id = job.id
+        self.job = job
+        self.shown = shown[:MAX_SHOWN_COMMAND]
+        self.log = log
+        self.started_at = time.time()
+        self.finished_at: float | None = None
+
+    async def wait(self) -> None:
+        """Waits for its end, and notes when that was."""
+        await self.job.wait()
+        self.finished_at = time.time()
+
+
+class ExecdCommands:
+    """The commands of one sandbox: all that run, and the latest that have ended."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, ExecdCommand] = {}
+        self._waiting = TaskSet()
+
+    def add(self, command: ExecdCommand) -> None:
+        self._known[command.id] = command
+        self._waiting.start(command.wait())
+        if len(self._known) > MAX_COMMANDS:
+            ended = next((id for id, each in self._known.items() if each.finished_at is not None), None)
+            if ended is not None:
+                del self._known[ended]
+
+    def find(self, id: str) -> ExecdCommand:
+        """Raises ProcessNotFound."""
+        if id not in self._known:
+            raise errors.ProcessNotFound(f"command not found: {id[:80]}")
+        return self._known[id]
+
+
 class SandboxState:
     """The state of one sandbox, while it runs here."""
 
     def __init__(self) -> None:
         self.vault: CredentialVault | None = None
+        self.commands = ExecdCommands()
+        self.sessions: set[str] = set()  # the contexts that are bash sessions
         self._used: set[str] = set()  # default contexts
         self._waiting: dict[Execution, Context] = {}
         self._interrupted: set[Execution] = set()
@@ -57,6 +110,8 @@ class SandboxState:
         self._used.add(context.id)
 
     def lists(self, context: Context) -> bool:
+        if context.id in self.sessions:
+            return False
         return context.id in self._used or not context.id.startswith(DEFAULT_CONTEXT)
 
     def forget(self, context: Context) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -123,9 +123,10 @@ class Sandbox:
     def guest(self) -> InitClient:
         return self._guest
 
-    def label(self, name: str, value: str) -> None:
-        """Changes one pair of its metadata. Raises InvalidRequest if it is too much."""
-        metadata = {**self.spec.metadata, name: value}
+    def change_metadata(self, changes: Mapping[str, str | None]) -> None:
+        """Adds, replaces or (None) removes pairs of its metadata. Raises InvalidRequest if it is too much."""
+        changed = {**self.spec.metadata, **changes}
+        metadata = {name: value for name, value in changed.items() if value is not None}
         check_metadata(metadata)
         self._change_record(spec=msgspec.structs.replace(self.spec, metadata=metadata))
 

@@ -241,7 +241,7 @@ def file_info(path: str) -> dict | None:
         "size_bytes": about.st_size,
         "mode": stat.S_IMODE(about.st_mode),
         "owner": identity.user_name(about.st_uid),
-        "group": identity.user_name(about.st_gid),
+        "group": identity.group_name(about.st_gid),
         "modified_at": about.st_mtime,
         "target": target,
         **more,

@@ -1,0 +1,136 @@
+"""OpenSandbox's own Python SDK, unmodified: commands, sessions, files and code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from code_interpreter import CodeInterpreterSync
+from opensandbox import SandboxSync
+from opensandbox.config import ConnectionConfigSync
+from opensandbox.exceptions import SandboxException
+from opensandbox.models.execd import RunCommandOpts
+from opensandbox.models.filesystem import (
+    ContentReplaceEntry,
+    DirectoryListEntry,
+    MoveEntry,
+    SearchEntry,
+    SetPermissionEntry,
+    WriteEntry,
+)
+from tests.conftest import RunningServer
+
+
+@pytest.fixture(scope="module")
+def connection(server: RunningServer) -> ConnectionConfigSync:
+    domain = server.url.removeprefix("http://") + "/opensandbox"
+    return ConnectionConfigSync(domain=domain, api_key=server.key, request_timeout=timedelta(seconds=60))
+
+
+@pytest.fixture(scope="module")
+def box(connection: ConnectionConfigSync) -> Iterator[SandboxSync]:
+    made = SandboxSync.create("opensandbox/code-interpreter:latest", connection_config=connection)
+    yield made
+    made.kill()
+    made.close()
+
+
+def text(messages: list) -> list[str]:
+    return [each.text for each in messages]
+
+
+def test_commands_tell_lines_and_exit_codes(box: SandboxSync):
+    done = box.commands.run("echo one; echo; echo two >&2; exit 3", opts=RunCommandOpts(working_directory="/tmp"))
+    assert (text(done.logs.stdout), text(done.logs.stderr)) == (["one", "\n"], ["two"])
+    assert (done.exit_code, done.error.name, done.error.value, done.complete) == (3, "CommandExecError", "3", None)
+    done = box.commands.run(["printf", "%s", "a b"], opts=RunCommandOpts(envs={"A": "1"}))
+    assert (text(done.logs.stdout), done.exit_code) == (["a b"], 0)
+    assert box.commands.get_command_status(done.id).exit_code == 0
+
+
+def test_a_command_has_a_time_limit_and_an_identity(box: SandboxSync):
+    done = box.commands.run("sleep 60", opts=RunCommandOpts(timeout=timedelta(milliseconds=300)))
+    assert done.exit_code == 137
+    for uid, gid, name in ((0, None, "0 0"), (1000, None, "1000 1000"), (65534, 65534, "65534 65534")):
+        done = box.commands.run("echo $(id -u) $(id -g)", opts=RunCommandOpts(uid=uid, gid=gid))
+        assert text(done.logs.stdout) == [name]
+
+
+def test_a_command_in_the_background_is_followed_and_ended(box: SandboxSync):
+    started = box.commands.run("echo begun; exec sleep 60", opts=RunCommandOpts(background=True))
+    cursor, found = None, ""
+    deadline = time.monotonic() + 30
+    while "begun" not in found and time.monotonic() < deadline:
+        logs = box.commands.get_background_command_logs(started.id, cursor=cursor)
+        found, cursor = found + logs.content, logs.cursor
+    assert (found, cursor) == ("begun\n", 6)
+    assert box.commands.get_background_command_logs(started.id, cursor=cursor).content == ""
+    assert box.commands.get_command_status(started.id).running is True
+    box.commands.interrupt(started.id)
+    while (status := box.commands.get_command_status(started.id)).running and time.monotonic() < deadline:
+        pass
+    assert (status.exit_code, status.running) == (143, False)
+
+
+def test_a_session_keeps_its_directory_and_variables(box: SandboxSync):
+    session = box.commands.create_session(working_directory="/tmp")
+    assert text(box.commands.run_in_session(session, "pwd; export A=kept").logs.stdout) == ["/tmp"]
+    assert text(box.commands.run_in_session(session, "cd /var; echo $A").logs.stdout) == ["kept"]
+    assert text(box.commands.run_in_session(session, "pwd; sh -c 'exit 7'").logs.stdout) == ["/var"]
+    failed = box.commands.run_in_session(session, "sh -c 'exit 7'", working_directory="/usr")
+    assert (failed.exit_code, failed.error.value) == (7, "7")
+    box.commands.delete_session(session)
+    with pytest.raises(SandboxException, match="session not found"):
+        box.commands.run_in_session(session, "pwd")
+
+
+def test_a_persistent_variable_reaches_commands_and_sessions(box: SandboxSync):
+    box.commands.set_env("KEPT", "it's\n'kept'")
+    assert text(box.commands.run('printf "%s" "$KEPT"').logs.stdout) == ["it's", "'kept'"]
+    session = box.commands.create_session()
+    assert text(box.commands.run_in_session(session, 'echo "$KEPT"').logs.stdout) == ["it's", "'kept'"]
+
+
+def test_files_are_written_read_moved_and_removed(box: SandboxSync):
+    files, at = box.files, "/tmp/files"
+    files.create_directories([WriteEntry(path=at, mode=755)])
+    files.write_files(
+        [
+            WriteEntry(path=f"{at}/a.txt", data="one\ntwo\nthree", mode=640),
+            WriteEntry(path=f"{at}/b/c.bin", data=b"\0\1\2" * 200_000, owner="nobody", group="nogroup"),
+        ]
+    )
+    assert files.read_file(f"{at}/a.txt", offset=2, limit=1) == "two"
+    assert files.read_bytes(f"{at}/b/c.bin", range_header="bytes=1-2") == b"\1\2"
+    assert files.read_bytes(f"{at}/b/c.bin") == b"\0\1\2" * 200_000
+    info = files.get_file_info([f"{at}/a.txt", f"{at}/b/c.bin"])
+    assert (info[f"{at}/a.txt"].mode, info[f"{at}/a.txt"].owner) == (640, "user")
+    assert (info[f"{at}/b/c.bin"].owner, info[f"{at}/b/c.bin"].group) == ("nobody", "nogroup")
+    files.set_permissions([SetPermissionEntry(path=f"{at}/a.txt", mode=600, owner="root", group="root")])
+    assert files.get_file_info([f"{at}/a.txt"])[f"{at}/a.txt"].mode == 600
+    replaced = files.replace_contents_detailed(
+        [ContentReplaceEntry(path=f"{at}/a.txt", old_content="t", new_content="T")]
+    )
+    assert (replaced[0].replaced_count, files.read_file(f"{at}/a.txt")) == (2, "one\nTwo\nThree")
+    assert [each.path for each in files.search(SearchEntry(path=at, pattern="*.{bin,x}"))] == [f"{at}/b/c.bin"]
+    assert [each.path for each in files.list_directory(DirectoryListEntry(path=at))] == [f"{at}/a.txt", f"{at}/b"]
+    files.move_files([MoveEntry(src=f"{at}/a.txt", dest=f"{at}/d.txt")])
+    with pytest.raises(SandboxException):
+        files.move_files([MoveEntry(src=f"{at}/b/c.bin", dest=f"{at}/d.txt")])
+    with pytest.raises(SandboxException):
+        files.delete_files([at])
+    files.delete_files([f"{at}/d.txt", f"{at}/never"])
+    files.delete_directories([at])
+    with pytest.raises(SandboxException):
+        files.get_file_info([at])
+
+
+def test_code_runs_in_contexts(box: SandboxSync):
+    interpreter = CodeInterpreterSync.create(box)
+    context = interpreter.codes.create_context("python")
+    assert interpreter.codes.run("a = 6", context=context).error is None
+    assert interpreter.codes.run("a * 7", context=context).result[0].text == "42"
+    assert interpreter.codes.run("a", language="python").error.name == "NameError"
+    assert 0 < box.get_metrics().memory_used_in_mib <= box.get_metrics().memory_total_in_mib
