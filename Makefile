@@ -94,6 +94,18 @@ test-long: setup litellm-env
 test-again: setup ## Try what failed last, without neighbours
 	$(BIN)/pytest $(LAST_FAILED) $(PYTEST_FLAGS)
 
+# No package of a distribution is as new. The version is the newest that Go's module proxy had.
+RUNSC_VERSION := v0.0.0-20260905035102-160fafc42237
+RUNSC_HOME := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/cloche-tests/gvisor
+
+.PHONY: runsc
+runsc: $(RUNSC_HOME)/runsc-$(RUNSC_VERSION) ## Build gVisor's runsc for the tests of the backend gvisor; needs Go
+
+$(RUNSC_HOME)/runsc-$(RUNSC_VERSION):
+	@mkdir -p $(RUNSC_HOME)
+	GOBIN=$(RUNSC_HOME) CGO_ENABLED=0 GOFLAGS="-buildvcs=false -trimpath" go install -ldflags "-s -w -X gvisor.dev/gvisor/runsc/version.version=$(RUNSC_VERSION)" gvisor.dev/gvisor/runsc@$(RUNSC_VERSION)
+	@touch $@
+
 .PHONY: test-clients
 test-clients: setup ## Try LibreChat's client in older releases too: 3.6.15, 3.1.77 and 2.4.85 (npm fetches 500 MB, once)
 	OLD_CLIENTS=1 $(BIN)/pytest tests/librechat/test_clients.py $(PYTEST_FLAGS)

@@ -153,7 +153,7 @@ GLOBAL_OPTIONS = tuple(
         (["--config", "config_file"], {"type": click.Path(), "help": "Configuration file, instead of ./cloche.toml."}),
         # The code that reads the file reports errors, with Cloche's own message.
         (["--data-dir"], {"type": click.Path(readable=False), "help": "Directory of templates and records."}),
-        (["--backend"], {"help": 'Isolation of sandboxes: "namespaces", or "plain-unsafe" for none at all.'}),
+        (["--backend"], {"help": 'Isolation of sandboxes: "namespaces", "gvisor", or "plain-unsafe" for none at all.'}),
         (["--log", "log_format"], {"type": click.Choice(["console", "json"]), "help": "Form of log lines."}),
         (["-v", "--verbose"], {"is_flag": True, "default": None, "help": "Log more than warnings."}),
     )

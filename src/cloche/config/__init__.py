@@ -211,7 +211,7 @@ class GatewayConfig(Section):
 
 class Config(Struct):
     data_dir: str
-    backend: Literal["namespaces", "plain-unsafe"] = "namespaces"
+    backend: Literal["namespaces", "gvisor", "plain-unsafe"] = "namespaces"
     pool: PoolConfig = PoolConfig()
     capacity: CapacityConfig = CapacityConfig()
     limits: SandboxLimits = SandboxLimits()

@@ -4,3 +4,7 @@ from __future__ import annotations
 
 USER_BASE = "/home/user/.local"  # what programs install
 DOOR_PORT = 49980  # on the loopback: see `door`
+HOST_DIRECTORY = "/opt/cloche/host"  # where a sandbox with a kernel of its own finds sockets of the host's
+HOST_SOCKET = HOST_DIRECTORY + "/sock"
+STANDALONE_ORDER = "/opt/cloche/standalone.json"
+STANDALONE_FILTER = "/opt/cloche/standalone.bpf"

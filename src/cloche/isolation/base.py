@@ -74,6 +74,12 @@ class SandboxCell(Protocol):
     def thaw(self) -> None:
         """Lets them go on. Cheap. Nothing if they were not stopped, or the cell has ended."""
 
+    def rest(self) -> None:
+        """It waits in a pool from now on, and may stand still as a whole until `wake`, in a moment."""
+
+    def wake(self) -> None:
+        """It is wanted. Cheap; harmless if it does not rest."""
+
     def make_fork_server(self) -> Socket | None:
         """A socket for init, with a fork server that has everything imported at its other end; closed if there is
         none.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from cloche import errors
+from cloche.guest import wire
 from cloche.isolation.base import CellStats, FirstKernel
 from cloche.isolation.channel import Header, HostChannel, close_all, make_kernel_wires
 from cloche.linux.cgroups import Group
@@ -39,9 +40,18 @@ class CellSockets:
     def hand_over(self, channel: HostChannel, order: Header, group: Group | None, trees: Sequence[int] = ()) -> None:
         """Sends the order with their ends of it all, the entrances of its cgroup, and the mounts of its volumes."""
         entrances = group.open_entrances() if group is not None else []
-        channel.send(order, fds=(self._init_end.fileno(), *self._wires.theirs, *entrances, *trees))
+        channel.send(order, fds=(*self._theirs, *entrances, *trees))
         close_all(entrances)
         self._close_theirs()
+
+    def send_to_guest(self, connection: socket.socket, order: Header) -> None:
+        """The same for a guest at the other end of a socket of its own."""
+        wire.send_frame(connection, order, fds=self._theirs)
+        self._close_theirs()
+
+    @property
+    def _theirs(self) -> tuple[int, ...]:
+        return (self._init_end.fileno(), *self._wires.theirs)
 
     def first_kernel(self) -> FirstKernel:
         return FirstKernel(token=self.token, fds=self._wires.ours)
@@ -191,6 +201,12 @@ class ProcessCell:
         if self._frozen and self._group is not None and not self._closed:
             self._group.thaw_programs()
             self._frozen = False
+
+    def rest(self) -> None:
+        """Costs nothing while it waits."""
+
+    def wake(self) -> None:
+        """It does not rest."""
 
     async def aclose(self) -> None:
         """Goes on to its end also when the waiting caller is cancelled: half of it would leave the rest for ever."""

@@ -158,6 +158,20 @@ def _become_root_of_nursery(mode: str) -> None:
 def _build_root(root: str, plan: dict[str, Any]) -> None:
     syscalls.mount("cloche", root, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "size=4m,nr_inodes=4096,mode=755")
     os.umask(0o022)
+    write_root_files(root, plan)
+    for source, name in plan["binds"]:
+        _bind_path(source, f"{root}/{name}", mounts.SEALED_ATTRIBUTES)
+    for device in plan["devices"]:
+        _bind_path(device, root + device, mounts.ATTR_NOSUID | mounts.ATTR_NOEXEC)
+    link_root_paths(root, plan)
+    for name, source in plan["covers"].items():
+        mounts.bind_mount(f"{root}/{source}", f"{root}/{name}")
+    syscalls.mount("proc", f"{root}/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
+    mounts.seal_mount(root)
+
+
+def write_root_files(root: str, plan: dict[str, Any]) -> None:
+    """The directories, files and programs of the plan that lie in the root itself."""
     for name in [*plan["directories"], "opt/cloche/empty"]:
         os.makedirs(f"{root}/{name}", exist_ok=True)
     for name, text in plan["files"].items():
@@ -165,17 +179,20 @@ def _build_root(root: str, plan: dict[str, Any]) -> None:
     for name, text in plan["programs"].items():
         _write_file(f"{root}/{name}", text)
         os.chmod(f"{root}/{name}", 0o755)
-    for source, name in plan["binds"]:
-        _bind_path(source, f"{root}/{name}", mounts.SEALED_ATTRIBUTES)
-    for device in plan["devices"]:
-        _bind_path(device, root + device, mounts.ATTR_NOSUID | mounts.ATTR_NOEXEC)
+
+
+def link_root_paths(root: str, plan: dict[str, Any]) -> None:
     for name, target in plan["links"].items():
         os.makedirs(os.path.dirname(f"{root}/{name}"), exist_ok=True)
         os.symlink(target, f"{root}/{name}")
-    for name, source in plan["covers"].items():
-        mounts.bind_mount(f"{root}/{source}", f"{root}/{name}")
-    syscalls.mount("proc", f"{root}/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
-    mounts.seal_mount(root)
+
+
+def make_mount_point(source: str, target: str) -> None:
+    """A directory or file for a bind of that source, unless there is one."""
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    elif not os.path.exists(target):
+        _write_file(target, "")
 
 
 def _write_file(path: str, text: str) -> None:
@@ -186,10 +203,7 @@ def _write_file(path: str, text: str) -> None:
 
 def _bind_path(source: str, target: str, attributes: int) -> None:
     """A bind of a directory or file, with a mount point of the same kind."""
-    if os.path.isdir(source):
-        os.makedirs(target, exist_ok=True)
-    elif not os.path.exists(target):
-        _write_file(target, "")
+    make_mount_point(source, target)
     mounts.bind_mount(source, target, attributes)
 
 

@@ -18,50 +18,14 @@ import msgspec
 
 from cloche import errors
 from cloche.isolation import ids, rootfs
+from cloche.isolation.backend_cgroups import BackendCgroups
 from cloche.isolation.base import CellMounts, CellSpec, SandboxCell
 from cloche.isolation.channel import close_all
 from cloche.isolation.ids import volume_maps
 from cloche.isolation.nursery import VolumeTrees, ZygoteNursery, ZygoteOrder, limit_imports, start_process
 from cloche.isolation.probe import refuse_unless_possible
 from cloche.linux import cgroups, seccomp
-from cloche.linux.cgroups import InstanceGroups
 from cloche.model import KIB, Limits, Template
-
-# Removes cgroups that were still busy when they were to be removed, a moment later.
-
-FIRST_SWEEP_SECONDS = 0.5
-MAX_SWEEP_SECONDS = 30.0  # a process blocked in the kernel (a disk that does not answer) dies when that is over
-
-
-class CgroupSweeper:
-    """Looks again while there is something left, less and less often. Without it they would last as long as we do.
-
-    A cell that was forked just when its zygote was killed, or its maker cancelled, takes a moment to die.
-    """
-
-    def __init__(self, parent: InstanceGroups):
-        self._parent = parent
-        self._pause_seconds = FIRST_SWEEP_SECONDS
-        self._next: asyncio.TimerHandle | None = None
-        parent.on_busy = self._sweep_later
-
-    def close(self) -> None:
-        self._parent.on_busy = None
-        if self._next is not None:
-            self._next.cancel()
-
-    def _sweep_later(self) -> None:
-        if self._next is None:
-            self._next = asyncio.get_running_loop().call_later(self._pause_seconds, self._sweep_once)
-
-    def _sweep_once(self) -> None:
-        self._next = None
-        if self._parent.sweep_busy():
-            self._pause_seconds = FIRST_SWEEP_SECONDS
-        else:
-            self._pause_seconds = min(2 * self._pause_seconds, MAX_SWEEP_SECONDS)
-            self._sweep_later()
-
 
 # Volumes as the host sees them: a name known to a zygote, and descriptors of mounts that go from it into
 # cells.
@@ -120,21 +84,9 @@ async def volume_trees(mounts: CellMounts, share: dict[str, Any]) -> AsyncIterat
         close_all(fds)
 
 
-_PROGRAM_ENV = {
-    "PATH": "/home/user/.local/bin:/opt/cloche/front/bin:/opt/cloche/env/bin:/opt/cloche/programs:"
-    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/opt/cloche/python/bin:/usr/bin:/sbin:/bin",
-    "LANG": "C.UTF-8",
-    "SHELL": "/bin/bash",
-    "MPLBACKEND": "Agg",
-    "TZ": "UTC",
-}
-# One thread while importing: threads do not survive a fork. The kernel lifts this in the child.
-_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _DEFAULTS = Limits()
 _SPARE_SECONDS = 0.02
 _SWEEPS, _SWEEP_SECONDS = 200, 0.01
-_CGROUPS_RECORD = "cgroups"  # in an instance's directory: where its cgroups are
-_ONE_THREAD = dict.fromkeys(_THREAD_VARIABLES, "1")
 
 
 PID_NAMESPACES = 3  # the one that hides the host's, the nursery's, the cell's: see `launch`
@@ -162,15 +114,10 @@ class NamespacesBackend:
         self._root.mkdir(parents=True, exist_ok=True)
         self._ids = ids.find_mapping()
         self._slices = ids.IdRanges(self._ids)
-        found = cgroups.probe_cgroups()
-        found.remove_leftovers(is_live)
-        _remove_recorded(run_dir.parent, is_live)
-        self._parent = found.parent(instance) if {"memory", "pids"} - found.missing else None
-        self.weighs_cells = self._parent is not None and "cpu" not in self._parent.missing
-        self._sweeper = CgroupSweeper(self._parent) if self._parent is not None else None
-        if self._parent is not None:
-            (run_dir / _CGROUPS_RECORD).write_text("\n".join(self._parent.directories))
-        self._programs = {name: _compiled_policy(name) for name in ("nursery", "cell")}
+        self._cgroups = BackendCgroups(run_dir, instance, is_live)
+        self._parent = self._cgroups.parent
+        self.weighs_cells = self._cgroups.weigh_cells
+        self._programs = {name: compiled_policy(name) for name in ("nursery", "cell")}
         self._nurseries: list[NamespaceNursery] = []
         self._started = 0
 
@@ -191,7 +138,7 @@ class NamespacesBackend:
 
     def _make_order(self, template: Template) -> ZygoteOrder:
         rootfs.compile_programs(template)
-        env = {**_PROGRAM_ENV, **rootfs.program_environment(template)}
+        env = rootfs.program_environment(template)
         stdin: dict[str, Any] = {
             "host_pid": os.getpid(),
             "ids": self._ids.order(),
@@ -200,7 +147,7 @@ class NamespacesBackend:
             "open_files": 80 << 10,  # more than any sandbox may have
             "seccomp": self._programs["nursery"].hex(),
             "python": f"{rootfs.ENV_DIRECTORY}/bin/python3",
-            "env": {**env, **_ONE_THREAD, "HOME": "/tmp", "MPLCONFIGDIR": "/tmp"},
+            "env": rootfs.import_environment(template),
         }
         first = {
             "do": "start",
@@ -213,18 +160,13 @@ class NamespacesBackend:
         return ZygoteOrder(command, json.dumps(stdin).encode(), first, self._programs["cell"])
 
     def disown(self) -> None:
-        if self._parent is not None:
-            self._parent.disown()
+        self._cgroups.disown()
 
     async def aclose(self) -> bool:
         for nursery in self._nurseries:
             await nursery.wait_for_cells()
             await nursery.aclose()
-        if self._parent is None or self._sweeper is None:
-            return True
-        self._sweeper.close()
-        await _sweep_cgroups(self._parent)
-        return self._parent.remove()
+        return await self._cgroups.aclose()
 
 
 class NamespaceNursery:
@@ -332,21 +274,6 @@ class NamespaceNursery:
             self._spare = None
 
 
-async def _sweep_cgroups(parent: cgroups.InstanceGroups) -> None:
-    """Waits a while for the last of the dead to be gone: on a busy machine that takes long."""
-    for _ in range(_SWEEPS):
-        if parent.sweep_busy():
-            return
-        await asyncio.sleep(_SWEEP_SECONDS)
-
-
-def _remove_recorded(instances: Path, is_live: Callable[[str], bool]) -> None:
-    """Cgroups of dead instances that started in another cgroup than ours, so that they lie where we would not look."""
-    for record in instances.glob(f"*/{_CGROUPS_RECORD}"):
-        if not is_live(record.parent.name):
-            cgroups.remove_dead(record.read_text().splitlines())
-
-
-def _compiled_policy(name: str) -> bytes:
+def compiled_policy(name: str) -> bytes:
     policy = files("cloche.isolation") / "policy" / f"{name}.toml"
     return seccomp.compile_policy(seccomp.load_policy(Path(str(policy))))

@@ -218,7 +218,7 @@ class ZygoteNursery:
         self._cells += 1
         try:
             volumes = {} if trees is None else {"volumes": trees.paths}
-            inside = {**_spec_fields(spec), **extra, **volumes, "token": wires.token}
+            inside = {**spec_fields(spec), **extra, **volumes, "token": wires.token}
             order = {"do": "spawn", "cell": name, "spec": inside}
             wires.hand_over(self._channel, order, group, () if trees is None else trees.fds)
             async with asyncio.timeout(SPAWN_SECONDS):
@@ -404,7 +404,7 @@ def start_process(
     return process
 
 
-def _spec_fields(spec: CellSpec) -> dict[str, Any]:
+def spec_fields(spec: CellSpec) -> dict[str, Any]:
     inodes = max(spec.space_bytes // (4 * KIB), 1024)
     return {"user": spec.user, "space_bytes": spec.space_bytes, "inodes": inodes, "open_files": spec.open_files}
 

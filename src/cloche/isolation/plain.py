@@ -149,6 +149,12 @@ class PlainCell:
     def thaw(self) -> None:
         """There is nothing to thaw: `freeze` does nothing."""
 
+    def rest(self) -> None:
+        """Costs nothing while it waits."""
+
+    def wake(self) -> None:
+        """It does not rest."""
+
     async def aclose(self) -> None:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)

@@ -290,10 +290,29 @@ def _prefix_binds(template: Template, links: dict[str, str]) -> list[tuple[str, 
     return [*((f"{prefix}/{name}", f"{PYTHON_DIRECTORY[1:]}/{name}") for name in parts), *_shared_libraries(prefix)]
 
 
+_PROGRAM_ENVIRONMENT = {
+    "PATH": "/home/user/.local/bin:/opt/cloche/front/bin:/opt/cloche/env/bin:/opt/cloche/programs:"
+    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/opt/cloche/python/bin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    "SHELL": "/bin/bash",
+    "MPLBACKEND": "Agg",
+    "TZ": "UTC",
+}
+# One thread while importing: threads do not survive a fork. The kernel lifts this in the child.
+_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
 def program_environment(template: Template) -> dict[str, str]:
-    """The variables that programs need to find this root's parts."""
+    """The variables of every program, with those that it needs to find this root's parts."""
     shared = _shared_libraries(os.path.realpath(template.python_prefix))
-    return {**INSTALLER_ENVIRONMENT, **({"LD_LIBRARY_PATH": SHARED_DIRECTORY} if shared else {})}
+    libraries = {"LD_LIBRARY_PATH": SHARED_DIRECTORY} if shared else {}
+    return {**_PROGRAM_ENVIRONMENT, **INSTALLER_ENVIRONMENT, **libraries}
+
+
+def import_environment(template: Template) -> dict[str, str]:
+    """The variables of the process that makes a template's imports."""
+    one_thread = dict.fromkeys(_THREAD_VARIABLES, "1")
+    return {**program_environment(template), **one_thread, "HOME": "/tmp", "MPLCONFIGDIR": "/tmp"}
 
 
 def _shared_libraries(prefix: str) -> list[tuple[str, str]]:

@@ -111,11 +111,25 @@ def close_from(lowest: int) -> None:
 
 
 def set_fs_identity(uid: int, gid: int) -> None:
-    """File-system uid and gid of the calling thread. The kernel reports no failure, so we ask afterwards."""
+    """File-system uid and gid of the calling thread. The kernel reports no failure, so we ask afterwards.
+
+    gVisor has no such call. The effective ids are also those of file work, and root's rights go and come with them.
+    """
     _setfsgid(gid)
     _setfsuid(uid)
-    if _setfsuid(-1) != uid:
+    acting = _setfsuid(-1)
+    if acting == -1:
+        _set_effective_ids(uid, gid)
+    elif acting != uid:
         raise PermissionError(f"could not act as uid {uid}")
+
+
+def _set_effective_ids(uid: int, gid: int) -> None:
+    """For a process of root's with one thread."""
+    if os.geteuid() != 0:
+        os.seteuid(0)  # first: another uid may not change the gid
+    os.setegid(gid)
+    os.seteuid(uid)
 
 
 _CAPABILITY_VERSION_3 = 0x20080522

@@ -97,6 +97,10 @@ def _make_backend(config: Config, instance: Instance) -> IsolationBackend:
         from cloche.isolation.plain import PlainBackend
 
         return PlainBackend(instance.directory, asked_for=config.backend)
+    if config.backend == "gvisor":
+        from cloche.isolation.gvisor import GvisorBackend
+
+        return GvisorBackend(instance.directory, instance.name, instance.is_live, packages=config.packages.enabled)
     from cloche.isolation.namespaces import NamespacesBackend
 
     return NamespacesBackend(instance.directory, instance.name, instance.is_live, packages=config.packages.enabled)

@@ -5,6 +5,7 @@ It must work when nothing else does: any failure of a check becomes a line of it
 
 from __future__ import annotations
 
+import datetime
 import os
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from cloche.isolation.base import HostCheck
 from cloche.model import GIB, Struct
 
 REQUIRED_CHECKS = frozenset(
-    {"platform", "kernel", "namespaces", "seccomp", "trial", "configuration", "data directory", "Python"}
+    {"platform", "kernel", "namespaces", "seccomp", "trial", "runsc", "configuration", "data directory", "Python"}
 )
 """Without these there is no sandbox. All else makes it stronger, faster or easier."""
 
@@ -84,8 +85,10 @@ def collect_checks(name: str, produce: Callable[[], Iterable[HostCheck]]) -> lis
 
 
 def _check_isolation(config: Config) -> list[HostCheck]:
-    if config.backend != "namespaces":
+    if config.backend == "plain-unsafe":
         return [HostCheck(name="walls", state="missing", detail=f"{config.backend} has none", advice="use namespaces")]
+    if config.backend == "gvisor":
+        return [*collect_checks("runsc", _check_runsc), *collect_checks("kernel", _probe_kernel)]
     refused = collect_checks("platform", _check_platform)
     return refused or [*collect_checks("kernel", _probe_kernel), *collect_checks("trial", _try_namespaces)]
 
@@ -103,6 +106,12 @@ def _probe_kernel() -> list[HostCheck]:
     from cloche.isolation.probe import host_checks
 
     return host_checks()
+
+
+def _check_runsc() -> Iterable[HostCheck]:
+    from cloche.isolation.runsc import check_runsc
+
+    yield check_runsc(datetime.date.today())
 
 
 def _try_namespaces() -> Iterable[HostCheck]:

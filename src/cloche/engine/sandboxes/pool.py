@@ -189,6 +189,7 @@ class CellPool:
         while self._ready:
             cell = self._ready.popleft()
             cell.guest.on_lost = None
+            cell.cell.wake()
             if cell.guest.is_there() and cell.alive:
                 self.start_refill()
                 return cell
@@ -239,6 +240,7 @@ class CellPool:
             cell.guest.on_lost = lambda why, cell=cell: self._on_lost(cell)
             self._ready.append(cell)
             cell.kernel.warm_up()
+            cell.cell.rest()
         if self._expired:  # while the last one was made
             self._discard_all()
 

@@ -94,6 +94,22 @@ def main_without_walls(served: Init, spec: dict, fds: list) -> None:
     served.end(1)
 
 
+def begin_with_own_kernel(
+    served: Init, walls, spec: dict, channel: socket.socket, door: socket.socket, server: socket.socket
+) -> None:
+    """As pid 1 of a kernel of its own: see `cloche.guest.zygote.standalone`. Never returns."""
+    try:
+        served.take(spec, True)
+        walls.prepare_for(spec)
+        doors = walls.raise_walls(spec, lambda: None)
+        served.take_fork_server(server)
+        served.admit_first_kernel(door, doors)
+        served.serve(channel)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the host must hear of it
+        _report_fatal(channel, error)
+    served.end(1)
+
+
 def be_first_kernel(served: Init, walls, spec: dict, fds: list, door: socket.socket) -> None:
     """The sandbox's other process, a fork of the zygote. Never returns. It gets ready while init raises the walls.
 
@@ -187,6 +203,10 @@ class Init:
 
     def be_first_kernel(self, spec: dict, fds: list, door: int, walls) -> None:
         self._processes.be_first_kernel(spec["token"], tuple(fds), door, lambda doors: walls.enter(spec, doors))
+
+    def take_fork_server(self, sock: socket.socket) -> None:
+        """One that is there from the beginning."""
+        self._seed.take([sock.detach()])
 
     def admit_first_kernel(self, door: socket.socket, doors: list) -> None:
         """Sends the first kernel the descriptors that it needs, whenever it comes. Others can follow."""

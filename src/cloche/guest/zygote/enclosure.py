@@ -33,6 +33,7 @@ _DOORS = (
     ("/proc/self/ns/cgroup", namespaces.NEWCGROUP),
     ("/proc/self/ns/user", namespaces.NEWUSER),
 )
+_NO_DOORS = (("/dev/null", 0),)  # whoever is let in is inside already; that it was sent something lets it in
 # directory of the sandbox's own tmpfs, where it is seen, mode, owner inside
 _PLACES = (
     ("home", "/home/user", 0o755, 1000),
@@ -108,6 +109,7 @@ class Enclosure:
             (name, b"%d" % value) for name, value in ceilings.items() if _exists_in_proc(f"sys/user/{name}")
         ]
         unwanted = [number for number in range(syscalls.last_capability() + 1) if not capabilities.CELL >> number & 1]
+        self._doors: tuple = _DOORS
         self._rights = syscalls.PreparedCalls()
         self._rights.drop_bounding(unwanted)
         self._rights.set_capabilities(capabilities.CELL)
@@ -130,6 +132,20 @@ class Enclosure:
         walls._space = {(0, 0): walls._rights}
         return walls
 
+    @classmethod
+    def with_own_kernel(cls, filter_program: bytes) -> Enclosure:
+        """For a sandbox that has a kernel of its own, which no other sandbox is in: see `standalone`.
+
+        The namespaces, /proc and /dev of that kernel are the sandbox's already, and that kernel is the outer wall. Here
+        the sandbox gets its space, and its programs lose the rights that init has needed for it.
+        """
+        walls = cls(False, filter_program)
+        walls._own_namespaces = walls._user_namespace = 0
+        walls._mounts = syscalls.PreparedCalls()
+        walls._doors, walls._ceilings, walls._landlock = _NO_DOORS, [], None
+        walls._limits = ()  # those of other sandboxes' kernels are out of reach
+        return walls
+
     def raise_walls(self, spec: dict, ask_for_maps) -> list:
         """Puts the walls up around this process; returns the descriptors for `enter`: namespaces, Landlock's rules.
 
@@ -143,26 +159,28 @@ class Enclosure:
         self._write_boot_id()
         self._mounts.make()
         syscalls.set_hostname("cloche")
-        sysctl = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        sysctl = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if self._ceilings else -1
         self._masks.make()
         landlock_wall = _wall_with(volumes) if volumes and self._landlock else self._landlock
         rules = [landlock_wall.build().fd] if landlock_wall else []  # nothing is mounted after this
 
         syscalls.unshare(self._user_namespace)
-        doors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path, _ in _DOORS]
+        doors = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path, _ in self._doors]
         ask_for_maps()
         self._become_init()
-        self._set_ceilings(sysctl)
+        if sysctl >= 0:
+            self._set_ceilings(sysctl)
         self._cut_rights(spec["open_files"], rules)
         return doors + rules
 
     def enter(self, spec: dict, doors: list) -> None:
         """Takes a process that was forked before the walls stood behind them, to be like init itself from then on."""
-        doors, rules = doors[: len(_DOORS)], doors[len(_DOORS) :]
+        doors, rules = doors[: len(self._doors)], doors[len(self._doors) :]
         if len(rules) != bool(self._landlock):
             raise RuntimeError("init has sent other doors than there are")
-        for fd, (_, kind) in zip(doors, _DOORS, strict=True):
-            syscalls.setns(fd, kind)
+        for fd, (_, kind) in zip(doors, self._doors, strict=True):
+            if kind:
+                syscalls.setns(fd, kind)
         self._become_init()
         self._cut_rights(spec["open_files"], rules)
 

@@ -1,0 +1,98 @@
+"""The backend gvisor, where runsc can be had: on the PATH, or built by `make runsc`."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from cloche.config import Config, PoolConfig
+from cloche.engine.engine import Engine
+from cloche.engine.operations.conformance import EngineSandboxBox
+from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.isolation.runsc import Runsc, check_runsc
+from cloche.model import SandboxSpec
+from cloche.sdk.assembly import assemble_engine
+
+BUILT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "cloche-tests", "gvisor")
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runsc() -> str:
+    if os.geteuid() != 0:
+        pytest.skip("runsc restores sandboxes for root only")
+    path = shutil.which("runsc", path=f"{os.environ['PATH']}:{BUILT}")
+    if path is None:
+        pytest.skip("there is no runsc: `make runsc` builds it")
+    os.environ["PATH"] += f":{Path(path).parent}"
+    return path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(data_dir: str) -> AsyncIterator[Engine]:
+    async with assemble_engine(Config(data_dir=data_dir, backend="gvisor", pool=PoolConfig(ready=0))) as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def sandbox(engine: Engine) -> AsyncIterator[Sandbox]:
+    sandbox = await engine.create(SandboxSpec())
+    yield sandbox
+    await sandbox.kill()
+
+
+async def run_text(sandbox: Sandbox, code: str) -> str | None:
+    return (await EngineSandboxBox(sandbox).run(code)).text
+
+
+async def test_code_runs_on_a_kernel_of_its_own(sandbox: Sandbox):
+    assert await run_text(sandbox, "1+1") == "2"
+    assert "gvisor" in str(await run_text(sandbox, "import os; os.uname().release"))
+
+
+async def test_imports_were_made_before(sandbox: Sandbox):
+    assert await run_text(sandbox, "import sys; 'pandas' in sys.modules") == "True"
+
+
+async def test_two_restored_sandboxes_share_no_random_numbers(engine: Engine, sandbox: Sandbox):
+    code = "import os, random, uuid, numpy; (random.random(), os.urandom(8), uuid.uuid4(), numpy.random.rand())"
+    other = await engine.create(SandboxSpec())
+    try:
+        first, second = await run_text(sandbox, code), await run_text(other, code)
+    finally:
+        await other.kill()
+    assert not set(str(first).strip("()").split(", ")) & set(str(second).strip("()").split(", "))
+
+
+async def test_a_killed_sandbox_leaves_no_process(engine: Engine):
+    before = _runsc_pids(engine)
+    sandbox = await engine.create(SandboxSpec())
+    assert _runsc_pids(engine) - before
+    await sandbox.kill()
+    assert _runsc_pids(engine) <= before
+
+
+def _runsc_pids(engine: Engine) -> set[int]:
+    """Of this engine: pytest runs other files beside this one."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"/{engine.instance.name}/gvisor/".encode() in (process / "cmdline").read_bytes():
+                found.add(int(process.name))
+    return found
+
+
+async def test_the_doctor_says_how_old_runsc_is(runsc: str):
+    today = datetime.date(2026, 9, 25)
+    assert Runsc(runsc, "release-20260905.0").built_on == datetime.date(2026, 9, 5)
+    assert Runsc(runsc, "VERSION_MISSING").built_on is None
+    check = check_runsc(today)
+    assert check.state in ("enforced", "best effort") and runsc in check.detail
