@@ -308,3 +308,30 @@ def test_where_nothing_is_to_be_had_a_group_does_nothing_and_says_so() -> None:
     assert (group.memory_bytes(), group.pids(), group.missing) == (None, [], found.missing)
     assert group.remove()
     assert parent.remove()
+
+
+UNREAD = """
+import socket, sys
+kept, sent = [], 0
+for _ in range(300):
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.bind(("127.0.0.1", 0)); sock.connect(sock.getsockname()); sock.setblocking(False); kept.append(sock)
+    for _ in range(4): sock.send(bytes(40_000))
+held = 0
+for sock in kept:
+    try:
+        while True: held += len(sock.recv(65536))
+    except BlockingIOError: pass
+print(held, flush=True)
+"""
+
+
+def test_buffers_of_sockets_are_limited(group: cgroups.Group) -> None:
+    """In version 1 by a limit of their own: packets beyond it are dropped. In version 2 they are memory."""
+    needs(group, "memory")
+    group.set_memory(32 * MEBIBYTE)
+    group.set_sockets(4 * MEBIBYTE)
+    with program(group, UNREAD) as process:
+        assert process.stdout
+        held = process.stdout.readline()
+        assert int(held) < 32 * MEBIBYTE if held else process.wait(SECONDS) == -signal.SIGKILL

@@ -41,7 +41,7 @@ NURSERY = compiled("nursery")
 def behind(program: bytes, function: Callable[[], object]) -> Callable[[], object]:
     def run() -> object:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        seccomp.install_program(program)
+        seccomp.SeccompFilter(program).install()
         return function()
 
     return run
@@ -95,7 +95,7 @@ def test_reboot_is_refused_in_both(in_child) -> None:
 def test_the_nursery_can_make_namespaces_and_a_cell_below_it_cannot(in_child) -> None:
     def both() -> tuple[int, int]:
         first = call("unshare", 0)()
-        seccomp.install_program(CELL)
+        seccomp.SeccompFilter(CELL).install()
         return first, call("unshare", 0)()
 
     assert in_child(behind(NURSERY, both)) == (0, -errno.EPERM)
@@ -203,7 +203,7 @@ def test_the_limit_of_core_dumps_stays(program: bytes, in_child) -> None:
     def lower() -> list[object]:
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        seccomp.install_program(program)
+        seccomp.SeccompFilter(program).install()
         answers: list[object] = [call("setrlimit", 4, new)(), call("setrlimit", 0x1_0000_0004, new)()]
         answers += [call("prlimit64", pid, 4, new, 0)() for pid in (0, os.getpid(), os.getppid())]
         answers += [call("prlimit64", 0, 4, 1 << 32, 0)(), call("prlimit64", 0, 4, 1, 0)()]  # one half of a pointer
@@ -286,7 +286,7 @@ def test_without_no_new_privs_an_ordinary_user_cannot_install(in_child) -> None:
     def install() -> None:
         if os.geteuid() == 0:
             os.setresuid(65534, 65534, 65534)
-        seccomp.install_program(CELL)
+        seccomp.SeccompFilter(CELL).install()
 
     with pytest.raises(PermissionError):
         in_child(install)
@@ -297,7 +297,7 @@ def run_behind_cell(argv: list[str], cwd: Path) -> str:
 
     def confine() -> None:
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        seccomp.install_program(CELL)
+        seccomp.SeccompFilter(CELL).install()
 
     # Only what the command itself needs: no agents, no configuration of whoever runs the tests.
     env = {"PATH": os.environ["PATH"], "HOME": str(cwd), "LC_ALL": "C.UTF-8"}

@@ -2,7 +2,7 @@
 
 Three processes, each the parent of the next, each of which dies with its parent:
 
-  outer   stays in the host's mount namespace and writes id maps
+  outer   stays in the host's mount namespace, writes id maps, and serves the netlink gate
   middle  pid 1 of a pid namespace that holds nothing else. It builds the root. Its /proc is all that code in
           the nursery could ever uncover, should it unmount its own
   reaper  pid 1 of the nursery's pid namespace. It adopts sandboxes when their zygote dies: these live on
@@ -13,9 +13,11 @@ code.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -23,6 +25,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cloche.isolation import netlink_gate
 from cloche.linux import capabilities, mounts, namespaces, seccomp, syscalls
 
 ZYGOTE_FD = 3
@@ -47,6 +50,7 @@ def main() -> NoReturn:
     theirs.close()
     _die_with_parent(order["host_pid"])
     _map_when_asked(ours, middle, order["ids"])
+    _serve_netlink(ours, os.pidfd_open(middle))
     os._exit(_exit_code(middle))
 
 
@@ -109,6 +113,22 @@ def _map_when_asked(sync: socket.socket, middle: int, ids: dict[str, Any]) -> No
         sync.send(b"m")
 
 
+def _serve_netlink(sync: socket.socket, middle: int) -> None:
+    """Serves the netlink gate for the nursery, with no right but the one it takes, until middle ends.
+
+    Also returns if there is no listener: then the filter refuses netlink.
+    """
+    syscalls.set_capabilities(1 << capabilities.SYS_ADMIN)
+    poll = select.poll()
+    poll.register(sync, select.POLLIN)
+    poll.register(middle, select.POLLIN)
+    if middle in dict(poll.poll()):
+        return
+    fds = socket.recv_fds(sync, 1, 1)[1]
+    if fds:
+        netlink_gate.NetlinkGate(fds[0]).serve(middle)
+
+
 # --- middle --------------------------------------------------------------------------------------------------------
 
 
@@ -132,7 +152,7 @@ def _run_middle(order: dict[str, Any], channel: int, sync: socket.socket) -> Non
     )
     reaper = os.fork()
     if reaper == 0:
-        _run_stage(lambda: _run_reaper(order, channel))
+        _run_stage(lambda: _run_reaper(order, channel, sync))
     os.close(channel)
     _die_with_parent(0)  # our parent lies outside our pid namespace, so its pid reads 0
     _check_outer_lives(sync)
@@ -210,7 +230,7 @@ def _bind_path(source: str, target: str, attributes: int) -> None:
 # --- reaper and zygote ---------------------------------------------------------------------------------------------
 
 
-def _run_reaper(order: dict[str, Any], channel: int) -> None:
+def _run_reaper(order: dict[str, Any], channel: int, sync: socket.socket) -> None:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     syscalls.mount("proc", "/proc", "proc", mounts.MS_NOSUID | mounts.MS_NODEV | mounts.MS_NOEXEC)
     syscalls.mount("nursery", "/tmp", "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "size=64m,nr_inodes=4096,mode=1777")
@@ -222,8 +242,9 @@ def _run_reaper(order: dict[str, Any], channel: int) -> None:
     # A zygote with the pid that kernels have in their own namespace would look to libraries as if no fork had happened.
     Path("/proc/sys/kernel/ns_last_pid").write_text("30000")
     if os.fork() == 0:
-        _run_stage(lambda: _exec_zygote(order, channel))
+        _run_stage(lambda: _exec_zygote(order, channel, sync))
     os.close(channel)
+    sync.close()
     os.close(2)
     _die_with_parent(0)
     _reap_forever()
@@ -238,12 +259,13 @@ def _reap_forever() -> NoReturn:
             os._exit(0)
 
 
-def _exec_zygote(order: dict[str, Any], channel: int) -> None:
+def _exec_zygote(order: dict[str, Any], channel: int, sync: socket.socket) -> None:
     """Cuts rights, then execs the template's interpreter. From here on foreign code may run."""
     os.setsid()
+    channel, outer = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, ZYGOTE_FD + 2) for fd in (channel, sync.fileno()))
+    os.dup2(outer, ZYGOTE_FD + 1, inheritable=False)
     os.dup2(channel, ZYGOTE_FD)
-    syscalls.close_from(ZYGOTE_FD + 1)
-    os.set_inheritable(ZYGOTE_FD, True)
+    syscalls.close_from(ZYGOTE_FD + 2)
     syscalls.drop_bounding(capabilities.NURSERY, syscalls.last_capability())
     syscalls.set_capabilities(capabilities.NURSERY)
     resource.setrlimit(resource.RLIMIT_CORE, (1, 1))  # 0 would not stop a core handler that is a pipe
@@ -253,7 +275,9 @@ def _exec_zygote(order: dict[str, Any], channel: int) -> None:
     files = min(order["open_files"], resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    seccomp.install_program(bytes.fromhex(order["seccomp"]))
+    listener = seccomp.SeccompFilter(bytes.fromhex(order["seccomp"])).install_with_listener()
+    with socket.socket(fileno=ZYGOTE_FD + 1) as outer_end:
+        socket.send_fds(outer_end, [b"l"], [] if listener is None else [listener])
     os.chdir("/")
     os.execve(order["python"], [order["python"], "-I", "-c", _BOOT], order["env"])
 

@@ -22,7 +22,14 @@ from cloche.isolation.backend_cgroups import BackendCgroups
 from cloche.isolation.base import CellMounts, CellSpec, SandboxCell
 from cloche.isolation.channel import close_all
 from cloche.isolation.ids import volume_maps
-from cloche.isolation.nursery import VolumeTrees, ZygoteNursery, ZygoteOrder, limit_imports, start_process
+from cloche.isolation.nursery import (
+    SOCKET_BYTES,
+    VolumeTrees,
+    ZygoteNursery,
+    ZygoteOrder,
+    limit_imports,
+    start_process,
+)
 from cloche.isolation.probe import refuse_unless_possible
 from cloche.linux import cgroups, seccomp
 from cloche.model import KIB, Limits, Template
@@ -250,6 +257,7 @@ class NamespaceNursery:
         self._made += 1
         group = parent.create(f"cell-{self._number}-{self._made}")
         group.set_memory(_DEFAULTS.memory_bytes + _DEFAULTS.space_bytes)
+        group.set_sockets(SOCKET_BYTES)
         group.set_processes(_DEFAULTS.processes)
         return group
 

@@ -87,6 +87,7 @@ IMPORT_SECONDS = 180.0
 SPAWN_SECONDS = 30.0
 _CELLS_PER_STEP = 64
 _BASE_BYTES = 2 * GIB
+SOCKET_BYTES = 32 * MIB  # buffers of TCP and UDP under cgroups of version 1, on top of a limit on memory
 _PROCESSES = 512  # of the zygote's own: cells have a limit each
 _BYTES_PER_CELL = 3 * MIB  # page tables of a cell are charged to the zygote that forked it
 
@@ -417,6 +418,7 @@ def _error_message(header: Header) -> str:
 def limit_imports(group: Group) -> None:
     """Limits a nursery before it has made its first cell: importing a package runs its code."""
     group.set_memory(_BASE_BYTES + _CELLS_PER_STEP * _BYTES_PER_CELL)
+    group.set_sockets(SOCKET_BYTES)
     group.set_processes(_PROCESSES)
 
 

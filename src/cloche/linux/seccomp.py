@@ -1,6 +1,6 @@
 """System call filters: a policy (TOML, one reason per line) is compiled to a BPF program and installed.
 
-Compiling happens on the host; code inside a sandbox gets the bytes and calls `install_program`. A policy
+Compiling happens on the host; code inside a sandbox gets the bytes of a `SeccompFilter`. A policy
 looks so:
 
     extends = "other.toml"              # entries here replace entries there, call by call
@@ -13,7 +13,7 @@ looks so:
     [allow]
     "read readv" = "the reason"
 
-    [answer.ENOSYS]                     # an errno by its name, or OK: succeed and do nothing
+    [answer.ENOSYS]                     # an errno by its name; OK: succeed and do nothing; LISTENER: it answers
     clone3 = "the reason"
 
     [rule.socket]
@@ -80,6 +80,7 @@ _ARGUMENTS_AT = 16
 
 RET_KILL_PROCESS = 0x80000000
 RET_ERRNO = 0x00050000
+RET_USER_NOTIF = 0x7FC00000
 RET_ALLOW = 0x7FFF0000
 
 _FARTHEST = 255  # a conditional jump's offset is one byte
@@ -103,6 +104,11 @@ def return_allow() -> Code:
 def return_errno(number: int) -> Code:
     """Fails the call with that errno; 0 makes it a call that succeeds and does nothing."""
     return return_verdict(RET_ERRNO | number)
+
+
+def return_listener() -> Code:
+    """Hands the call over to the filter's listener; without one it fails with ENOSYS."""
+    return return_verdict(RET_USER_NOTIF)
 
 
 def return_kill() -> Code:
@@ -176,6 +182,7 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECTIONS = {"extends", "default", "constants", "allow", "answer", "rule"}
 _TEST = re.compile(r"arg([0-5])( high)?(?: & (\S+))? in (.+)")
 _SECCOMP_SET_MODE_FILTER = 1
+_NEW_LISTENER, _WAIT_KILLABLE_RECV = 8, 32
 _KNOWN_CALLS = {name for numbers in SYSCALL_NUMBERS.values() for name in numbers}
 
 
@@ -228,10 +235,19 @@ class SeccompFilter:
         """
         syscall(self._number, _SECCOMP_SET_MODE_FILTER, 0, self._address, name="seccomp")
 
+    def install_with_listener(self) -> int | None:
+        """As `install`; returns the listener: see `seccomp_listener`.
 
-def install_program(program: bytes) -> None:
-    """Installs a program once: see `SeccompFilter`."""
-    SeccompFilter(program).install()
+        None, with the calls meant for it failing with ENOSYS, where the process is behind a filter with another one.
+        """
+        for flags in (_NEW_LISTENER | _WAIT_KILLABLE_RECV, _NEW_LISTENER):  # the second flag: Linux 5.19
+            try:
+                return syscall(self._number, _SECCOMP_SET_MODE_FILTER, flags, self._address, name="seccomp")
+            except OSError as error:
+                if error.errno not in (errno.EINVAL, errno.EBUSY):
+                    raise
+        self.install()
+        return None
 
 
 def _parse_policy(text: str) -> Policy:
@@ -283,7 +299,7 @@ def _check_sections(policy: Policy) -> None:
 def _policy_lines(policy: Policy, arch: str) -> list[tuple[str, Code]]:
     allowed = [(name, return_allow()) for name in _call_names(policy.get("allow", {}))]
     answered = [
-        (name, return_errno(_errno_number(answer)))
+        (name, _answer_verdict(answer))
         for answer, table in policy.get("answer", {}).items()
         for name in _call_names(table)
     ]
@@ -315,7 +331,7 @@ def _compile_rule(name: str, rule: Policy, constants: dict[str, int], default: s
         raise PolicyError(f"rule {name!r} needs a reason, and either allow or deny")
     refused = return_errno(_errno_number(rule.get("errno", default)))
     hit, miss = (return_allow(), refused) if "allow" in rule else (refused, return_allow())
-    verdicts = [(return_errno(_errno_number(name)), clauses) for name, clauses in rule.get("answer", {}).items()]
+    verdicts = [(_answer_verdict(name), clauses) for name, clauses in rule.get("answer", {}).items()]
     verdicts.append((hit, rule.get("allow") or rule["deny"]))
     tests = [
         (tuple(_parse_test(text, constants) for text in texts), verdict)
@@ -342,6 +358,10 @@ def _parse_integer(word: str, constants: dict[str, int]) -> int:
     if not 0 <= value <= 0xFFFFFFFF:
         raise PolicyError(f"{word!r} does not fit into 32 bits")
     return value
+
+
+def _answer_verdict(name: str) -> Code:
+    return return_listener() if name == "LISTENER" else return_errno(_errno_number(name))
 
 
 def _errno_number(name: str) -> int:

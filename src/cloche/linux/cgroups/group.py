@@ -145,6 +145,9 @@ class InstanceGroups:
             self.remove()
             raise
         self.missing = frozenset(CONTROLLERS) - self._places.keys()
+        memory = _controller_files(self._places.get("memory"), v1.MemoryV1, v2.MemoryV2)
+        if memory is not None:
+            memory.limit_sockets(-1)  # so that the kernel does not begin to count, and end, with each group
 
     @property
     def directories(self) -> list[str]:
@@ -249,6 +252,11 @@ class Group:
         """Memory in all, with tmpfs files and page tables, and no swap."""
         if self._memory:
             self._memory.limit(size_bytes)
+
+    def set_sockets(self, size_bytes: int) -> None:
+        """Buffers of TCP and UDP, where the kernel does not count them as memory: in version 1."""
+        if self._memory:
+            self._memory.limit_sockets(size_bytes)
 
     def set_cpus(self, cpus: float) -> None:
         if self._cpu:

@@ -47,6 +47,16 @@ class MemoryV1:
         except FileNotFoundError:
             pass  # a kernel that does not account for swap
 
+    def limit_sockets(self, size_bytes: int) -> None:
+        """Limits the buffers of TCP and UDP, which count apart from memory; -1 only begins to count.
+
+        The first group that counts makes the kernel change its code, for a millisecond and as long as there is one.
+        """
+        try:
+            write_control(self._directory + b"/memory.kmem.tcp.limit_in_bytes", b"%d" % size_bytes)
+        except FileNotFoundError:
+            pass  # a kernel without the limit
+
     def used_bytes(self) -> int:
         return int(read_control(self._directory + b"/memory.usage_in_bytes"))
 

@@ -170,6 +170,9 @@ class MemoryV2:
         except FileNotFoundError:
             pass  # a kernel that does not account for swap
 
+    def limit_sockets(self, size_bytes: int) -> None:
+        """Does nothing: here the buffers of sockets are memory like any other."""
+
     def used_bytes(self) -> int:
         return int(read_control(self._directory + b"/memory.current"))
 
