@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from e2b_code_interpreter import Sandbox
+from tests import javascript
 from tests.conftest import REPOSITORY, RunningServer
 from tests.secure_server import SecureServer, serving_by_domain
 
@@ -96,8 +97,19 @@ def test_clients_work_by_a_domain_alone(secure_server: SecureServer, python: str
         [python, str(program)], env=secure_server.environ, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    host = f"3000-{said.pop('id')}.{secure_server.domain}"
+    check_client_output(done.stdout, secure_server)
+
+
+def test_the_javascript_client_works_by_a_domain_alone(secure_server: SecureServer):
+    javascript.install()
+    command = ["node", "--import", "./localhost_names.mjs", "domain_client.mjs"]
+    environ = {name: secure_server.environ[name] for name in ("E2B_API_KEY", "E2B_DOMAIN")}
+    check_client_output(javascript.run(command, NODE_EXTRA_CA_CERTS=str(secure_server.cert), **environ), secure_server)
+
+
+def check_client_output(output: str, server: SecureServer) -> None:
+    said = json.loads(output.splitlines()[-1])
+    host = f"3000-{said.pop('id')}.{server.domain}"
     assert said == {
         "text": "42",
         "context": "of the context",

@@ -1,6 +1,8 @@
 // E2B's JavaScript client for files, commands, terminals and lifetimes.
 import assert from 'node:assert/strict'
+import { get } from 'node:http'
 import { after, before, test } from 'node:test'
+import { text } from 'node:stream/consumers'
 
 import { CommandExitError, FileNotFoundError, Sandbox } from 'e2b'
 
@@ -97,6 +99,10 @@ test('it is found by its metadata, and its lifetime can be set', async () => {
   assert.equal((await Sandbox.connect(box.sandboxId)).sandboxId, box.sandboxId)
 })
 
+// By name, where the system's resolver does not know names below localhost. fetch() sends no Host of its caller's.
+const pageOf = (url, host) =>
+  new Promise((resolve, reject) => get(url, { headers: { host } }, (answer) => resolve(text(answer))).on('error', reject))
+
 test('a program that listens is reached through the server', async () => {
   await box.files.write('/tmp/site/index.html', 'a page')
   const listening = await box.commands.run('cd /tmp/site && python3 -m http.server 8080', { background: true })
@@ -109,6 +115,9 @@ test('a program that listens is reached through the server', async () => {
     await new Promise((resolve) => setTimeout(resolve, 100))
   }
   assert.equal(await answer.text(), 'a page')
+  const host = box.getHost(8080)
+  assert.equal(host, `8080-${box.sandboxId}.localhost:${url.port}`)
+  assert.equal(await pageOf(url, host), 'a page')
   await listening.kill()
 })
 
