@@ -228,14 +228,18 @@ def with_template(own: Path, template: Template, imports: tuple[str, ...] = ()) 
 
 @contextmanager
 def serving(
-    data_dir: str | Path, *options: str, env: Mapping[str, str] | None = None, log: Path | None = None
+    data_dir: str | Path,
+    *options: str,
+    env: Mapping[str, str] | None = None,
+    log: Path | None = None,
+    command: Path = Path(sys.executable).with_name("cloche"),
 ) -> Iterator[RunningServer]:
     """A server with these options, until the block is left. `log` receives what it says on stderr."""
     key = "e2b_" + secrets.token_hex(20)
-    command = [Path(sys.executable).with_name("cloche"), "serve", "--port", "0", *options]
+    arguments = [command, "serve", "--port", "0", *options]
     given = {**os.environ, "CLOCHE_DATA_DIR": str(data_dir), "CLOCHE_API_KEY": key, **(env or {})}
     with open(log, "w") if log else nullcontext() as stderr:
-        process = subprocess.Popen(command, env=given, stdout=subprocess.PIPE, stderr=stderr, text=True)
+        process = subprocess.Popen(arguments, env=given, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         url, said = _wait_until_ready(process)
         yield RunningServer(url, key, process, said)
