@@ -281,6 +281,29 @@ def check_snapshot_name(name: str) -> None:
         )
 
 
+class Completions(Struct):
+    """Completions at a place in code: each match replaces the characters from `start` to `end`."""
+
+    start: int
+    end: int
+    matches: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()  # of each match, such as "function" or "magic"; empty where it is unknown
+
+
+class CodeDescription(Struct):
+    """The documentation of a name in code."""
+
+    found: bool
+    text: str = ""
+
+
+class CodeCheck(Struct):
+    """Whether code is a whole cell. `indent`: the spaces that the next line of an incomplete one begins with."""
+
+    status: Literal["complete", "incomplete", "invalid", "unknown"]
+    indent: int = 0
+
+
 class Template(Struct):
     """One immutable version of a template, as it lies in the data directory."""
 

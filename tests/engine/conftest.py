@@ -22,6 +22,7 @@ BACKENDS = ["plain-unsafe", "namespaces"]
 # has them with walls only; what a backend itself does (sandboxes, commands, files, endings, pauses) it has with each.
 INSIDE = {
     "test_admission.py",
+    "test_assistance.py",
     "test_bounds.py",
     "test_branching.py",
     "test_branching_hostile.py",

@@ -33,15 +33,15 @@ linux: capabilities landlock memory_layout mounts namespaces seccomp syscalls
 """
 KERNEL = f"""
 {INIT}
-guest.kernel: display figures fork forkable import_hooks kernel notices pil_images plotly_figures proxies reseed
-guest.kernel: safe_read shell threads tools tracebacks variables variables_tables
+guest.kernel: assistant display figures fork forkable import_hooks kernel notices pil_images plotly_figures proxies
+guest.kernel: reseed safe_read shell threads tools tracebacks variables variables_tables
 guest.python: command_line exit interpreter run spawn
 guest.zygote: warmup
 """
 FRESH_KERNEL = """
 guest: wire
 guest.init: limits
-guest.kernel: channel display figures fork forkable import_hooks installed kernel notices pil_images
+guest.kernel: assistant channel display figures fork forkable import_hooks installed kernel notices pil_images
 guest.kernel: plotly_figures proxies reseed safe_read shell threads tools tracebacks variables variables_tables
 guest.kernel: written_files
 guest.languages: fresh_python

@@ -96,6 +96,8 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                   {"do":"branch","branch":k,"token":t}            fds=[channel, stdout, stderr]: fork; the copy
                                                                   says "ready" there. Between runs only
                   {"do":"collect"}                                copies have ended: say how
+                  {"do":"attend"}                                 fds=[socket]: answer the questions there, see
+                                                                  ASSISTANT. Python only. No answer
   kernel -> host  {"ev":"started","run":r,"count":n}              unless it knows its count ("next")
                   {"ev":"display","run":r,"main":b,"id":s|null,"update":b,"parts":[[mime,length],..],"mark":m}
                                                                   body=the parts, one after the other
@@ -114,6 +116,15 @@ KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
                   {"ev":"branched","branch":k,"pid":n} | {"ev":"refused","branch":k,"message":..}
                   {"ev":"collected","branch":k,"status":wait status,"cpu":s,"rss":bytes}
   Parts of a display: JSON for `*json` MIME types, raw bytes for BINARY_MIMES, UTF-8 text for the rest.
+
+ASSISTANT (host <-> one kernel, the socket of its "attend"): answered beside the running cell, one after another
+  host -> kernel  {"do":"complete","ask":s,"cursor":n}            body=code
+                  {"do":"describe","ask":s,"cursor":n,"detail":b} body=code
+                  {"do":"check","ask":s}                          body=code
+  kernel -> host  {"ask":s} and a body, or {"ask":s,"problem":type of an exception}; of a completion
+                  {"start":n,"end":n,"matches":[..],"types":[..]}, of a description {"found":b,"text":..},
+                  of a check {"status":"complete|incomplete|invalid","indent":n}
+  The kernel closes it before it makes a copy of itself.
 
 THE TOOLS' DOOR (any program of a sandbox <-> host, TCP on its loopback, on which the host accepts)
   A connection is for calls that are made together. Fields end in NUL, which neither JSON nor shell words have.

@@ -16,13 +16,21 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from cloche import errors
 from cloche.api.http import decode_apart, internal_error, request_id_of
+from cloche.api.jupyter.answers import (
+    encode_check,
+    encode_completions,
+    encode_description,
+    select_history,
+)
 from cloche.api.jupyter.context import JupyterContext, error_reply
-from cloche.api.jupyter.kernels import ExecuteTask, JupyterKernel
+from cloche.api.jupyter.kernels import ExecuteTask, JupyterKernel, log_failed_task
 from cloche.api.jupyter.messages import (
     V1_PROTOCOL,
     ClientMessage,
+    CodeRequestContent,
     CommOpenContent,
     ExecuteRequestContent,
+    HistoryRequestContent,
     InputReplyContent,
     KernelMessage,
     ShutdownRequestContent,
@@ -33,10 +41,13 @@ from cloche.api.jupyter.messages import (
     encode_v1_message,
     make_message,
 )
+from cloche.engine.executions.history import read_history
+from cloche.tasks import TaskSet
 from cloche.telemetry import log
 
 SEND_SECONDS = 60.0  # a client that takes nothing for so long is disconnected: others wait for it
 RENEW_SECONDS = 60.0  # how often the sandbox of a connected kernel gets more time
+MAX_ASIDES = 32  # requests of one client that are answered at once
 _CLOSED_NORMALLY = 1000
 _CLOSED_BY_ERROR = 1011
 
@@ -78,6 +89,7 @@ class KernelConnection:
         self._socket = socket
         self._v1 = V1_PROTOCOL in socket.scope.get("subprotocols", ())
         self._sending = asyncio.Lock()
+        self._asides = TaskSet()
         self._lost = False
 
     async def talk(self) -> None:
@@ -91,9 +103,9 @@ class KernelConnection:
                 half.result()
         finally:
             self._kernel.leave(self.deliver)
-            for half in halves:
-                half.cancel()
-            await asyncio.wait(halves)
+            for task in (*halves, *self._asides):
+                task.cancel()
+            await asyncio.wait((*halves, *self._asides))
         await self._socket.close(_CLOSED_NORMALLY)
 
     async def deliver(self, message: KernelMessage) -> None:
@@ -121,8 +133,8 @@ class KernelConnection:
                 else:
                     message = await decode_apart(partial(decode_binary_message, v1=self._v1), data)
                 await self._handle(message)
-            except errors.InvalidRequest as error:
-                log.info("jupyter.message_refused", request=request_id_of(self._socket.scope), error=str(error)[:80])
+            except errors.InvalidRequest:
+                log.info("jupyter.message_dropped", request=request_id_of(self._socket.scope))
 
     async def _wait_ended(self) -> None:
         await self._kernel.ended.wait()
@@ -139,15 +151,25 @@ class KernelConnection:
     # -- messages
 
     async def _handle(self, message: ClientMessage) -> None:
-        kind, header = message.header.msg_type, message.header
+        kind = message.header.msg_type
         if kind == "execute_request":
             await self._execute(message)
         elif kind == "input_reply":
             self._kernel.answer(decode_content(message, InputReplyContent).value)
         elif kind in _ANSWERS:
-            await self._kernel.set_state("busy", header)
+            while len(self._asides) >= MAX_ASIDES:
+                await asyncio.wait(self._asides, return_when=asyncio.FIRST_COMPLETED)
+            self._asides.start(self._answer_aside(message)).add_done_callback(log_failed_task)
+
+    async def _answer_aside(self, message: ClientMessage) -> None:
+        """Answers a request that does not wait for the running cell. What fails is told in the reply."""
+        kind, header = message.header.msg_type, message.header
+        await self._kernel.set_state("busy", header)
+        try:
             await _ANSWERS[kind](self, message)
-            await self._kernel.end_aside(header)
+        except errors.ClocheError as error:
+            await self._reply(message, kind.replace("_request", "_reply"), _error_status(error))
+        await self._kernel.end_aside(header)
 
     async def _execute(self, message: ClientMessage) -> None:
         content = decode_content(message, ExecuteRequestContent)
@@ -161,7 +183,30 @@ class KernelConnection:
         await self.deliver(make_message(channel, msg_type, content, message.header, self._kernel.session))
 
     async def _tell_kernel(self, message: ClientMessage) -> None:
+        """Has the kernel get ready for questions, too: who asks this first mostly has some."""
+        await (await self._kernel.context()).assistant()
         await self._reply(message, "kernel_info_reply", await self._api.kernel_info(self._kernel))
+
+    async def _complete(self, message: ClientMessage) -> None:
+        asked = decode_content(message, CodeRequestContent)
+        found = await (await self._kernel.context()).complete(asked.code, asked.cursor_pos)
+        await self._reply(message, "complete_reply", encode_completions(found))
+
+    async def _inspect(self, message: ClientMessage) -> None:
+        asked = decode_content(message, CodeRequestContent)
+        context = await self._kernel.context()
+        found = await context.describe(asked.code, asked.cursor_pos, detail=asked.detail_level > 0)
+        await self._reply(message, "inspect_reply", encode_description(found))
+
+    async def _check(self, message: ClientMessage) -> None:
+        asked = decode_content(message, CodeRequestContent)
+        found = await (await self._kernel.context()).check(asked.code)
+        await self._reply(message, "is_complete_reply", encode_check(found))
+
+    async def _tell_history(self, message: ClientMessage) -> None:
+        asked = decode_content(message, HistoryRequestContent)
+        cells = read_history(await self._kernel.sandbox(), (await self._kernel.context()).id)
+        await self._reply(message, "history_reply", {"status": "ok", "history": select_history(cells, asked)})
 
     async def _tell_comms(self, message: ClientMessage) -> None:
         await self._reply(message, "comm_info_reply", {"status": "ok", "comms": {}})
@@ -186,6 +231,10 @@ class KernelConnection:
 
 _ANSWERS = {
     "kernel_info_request": KernelConnection._tell_kernel,
+    "complete_request": KernelConnection._complete,
+    "inspect_request": KernelConnection._inspect,
+    "is_complete_request": KernelConnection._check,
+    "history_request": KernelConnection._tell_history,
     "comm_info_request": KernelConnection._tell_comms,
     "comm_open": KernelConnection._close_comm,
     "interrupt_request": KernelConnection._interrupt,

@@ -15,6 +15,7 @@ from contextlib import aclosing
 from typing import Any
 
 from cloche import errors
+from cloche.api.http import raise_location_of
 from cloche.api.jupyter.messages import ExecuteRequestContent, KernelMessage, MessageHeader, make_message
 from cloche.api.jupyter.outputs import OutputEncoder, aborted_reply, error_content, execute_reply
 from cloche.engine.executions.context import Context
@@ -25,6 +26,7 @@ from cloche.events import Ended, Input, Started
 from cloche.languages import LANGUAGES
 from cloche.model import ExecutionRequest, Struct
 from cloche.tasks import TaskSet
+from cloche.telemetry import log
 
 IDLE_SECONDS = 3600.0  # how long a sandbox lives at least after a use of its kernel
 MAX_WAITING = 1000  # executions of one kernel
@@ -121,6 +123,7 @@ class JupyterKernel:
         self._waiting.append(task)
         if self._worker is None or self._worker.done():
             self._worker = self._tasks.start(self._work())
+            self._worker.add_done_callback(log_failed_task)
 
     def answer(self, value: str) -> None:
         """The answer to the question of the running execution."""
@@ -243,6 +246,12 @@ class JupyterKernels:
     async def end(self, kernel: JupyterKernel) -> None:
         self._all.pop(kernel.id, None)
         await kernel.end()
+
+
+def log_failed_task(task: asyncio.Task[None]) -> None:
+    """Logs the unexpected error of a task for which nothing waits."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("jupyter.task_failed", error=type(error).__name__, where=raise_location_of(error))
 
 
 def language_of(name: str) -> str:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from cloche import errors
+from cloche.engine.executions.assistance import KernelAssistant
 from cloche.engine.executions.checkpoints import KernelCheckpoints
 from cloche.engine.executions.execution import Execution
 from cloche.engine.executions.kernel import KernelClient
@@ -19,6 +20,9 @@ from cloche.events import AnyEvent
 from cloche.input_answers import InputSource
 from cloche.languages import LANGUAGE_NAMES
 from cloche.model import (
+    CodeCheck,
+    CodeDescription,
+    Completions,
     ExecutionRequest,
     Limits,
     Mark,
@@ -115,6 +119,33 @@ class Context:
                 return Variables()
             await kernel.settle()
             return await kernel.inspect_variables()
+
+    async def assistant(self) -> KernelAssistant | None:
+        """Answers questions about code beside the running cell; None for a language that has nobody to ask.
+
+        The one that is made while a cell runs answers after it. Raises Gone, SandboxPaused, ContextNotFound.
+        """
+        self._check_usable()
+        return (await self.kernel()).assistant() if self.language == "python" else None
+
+    async def complete(self, code: str, cursor: int | None = None) -> Completions:
+        """Completions at the cursor, or at the end. Raises InvalidRequest, Unavailable without an answer, and Gone."""
+        cursor = len(code) if cursor is None else min(max(cursor, 0), len(code))
+        assistant = await self.assistant()
+        return Completions(start=cursor, end=cursor) if assistant is None else await assistant.complete(code, cursor)
+
+    async def describe(self, code: str, cursor: int | None = None, *, detail: bool = False) -> CodeDescription:
+        """The documentation of the name at the cursor; with `detail`, its source too. Raises as `complete` does."""
+        cursor = len(code) if cursor is None else min(max(cursor, 0), len(code))
+        assistant = await self.assistant()
+        if assistant is None:
+            return CodeDescription(found=False)
+        return await assistant.describe(code, cursor, detail=detail)
+
+    async def check(self, code: str) -> CodeCheck:
+        """Whether the code is a whole cell. Raises as `complete` does."""
+        assistant = await self.assistant()
+        return CodeCheck(status="unknown") if assistant is None else await assistant.check(code)
 
     def interrupt(self) -> bool:
         """Interrupts the running execution (see `Execution.interrupt`). False if nothing runs."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cloche import errors
+from cloche.engine.executions.assistance import KernelAssistant
 from cloche.engine.executions.variables import VariableInspection
 from cloche.engine.sandboxes.endings import KernelExit, kernel_start_error
 from cloche.engine.sandboxes.init_client import InitClient
@@ -293,6 +294,7 @@ class KernelClient:
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._next_count: int | None = None  # of the next execution, if the kernel waits for it: see `wire`
         self._inspection: VariableInspection | None = None
+        self._assistant: KernelAssistant | None = None
         self._idle: list[tuple[Stream, bytes]] = []
         self._idle_room = IDLE_BYTES
         self._over_memory = False
@@ -350,6 +352,12 @@ class KernelClient:
             return await asked.answer(self._guest)
         finally:
             self._inspection = None
+
+    def assistant(self) -> KernelAssistant:
+        """Its assistant. The first one waits for the end of a cell that runs."""
+        if self._assistant is None or self._assistant.closed:
+            self._assistant = KernelAssistant(self._guest, lambda fd: self._channel.send({"do": "attend"}, fds=(fd,)))
+        return self._assistant
 
     def answer(self, answer: Header) -> None:
         """Answers `input()`: {"text": ..} or {"error": ..}."""
@@ -437,6 +445,8 @@ class KernelClient:
         self.exit = self.exit or KernelExit()
         if self._inspection is not None:
             self._inspection.ended("kernel was stopped")
+        if self._assistant is not None:
+            self._assistant.close()
         for future in self._branching.values():
             if not future.done():
                 future.set_exception(errors.Unavailable(f"the {self.exit} before it was copied"))

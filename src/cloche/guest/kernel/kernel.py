@@ -15,6 +15,7 @@ from IPython.core.error import StdinNotImplementedError as _StdinNotImplementedE
 
 from cloche.guest.init.limits import OOM_EXECUTING, OOM_IDLE, limit_process
 from cloche.guest.kernel import figures, proxies, tools, tracebacks, variables
+from cloche.guest.kernel.assistant import CodeAssistant
 from cloche.guest.kernel.channel import KernelChannel
 from cloche.guest.kernel.display import DisplayWriter
 from cloche.guest.kernel.fork import KernelForker
@@ -79,6 +80,7 @@ class PythonKernel:
         self._written = WrittenFiles()
         self._threads = NumericThreads()
         self._branching = KernelForker()
+        self._assistant = CodeAssistant(shell)
         self._screen = shell.screen = DisplayWriter()
         self._run: Any = None
         self._may_ask = False
@@ -137,7 +139,10 @@ class PythonKernel:
             self._channel.send(*variables.answer_inspect(self._namespace, header.get("ask")))
         elif verb == "rehearse":
             self._rehearse_cell()
+        elif verb == "attend":
+            self._assistant.attend(header["wires"][0])
         elif verb == "branch":
+            self._assistant.dismiss()  # a thread cannot be copied: the host attends again
             self._attach_copy(self._branching.branch(header, self._channel, self._oom_fd, self._shell.loop))
         elif verb == "collect":
             self._branching.collect(self._channel)
@@ -338,7 +343,9 @@ class PythonKernel:
 
     def _await_answer(self) -> dict:
         frame = self._next_frame()
-        while frame.get("do") in ("interrupt", "collect"):  # a signal is what counts; the other is said again
+        while frame.get("do") in ("interrupt", "collect", "attend"):  # a signal counts; "collect" is said again
+            if frame["do"] == "attend":
+                self._assistant.attend(frame["wires"][0])
             frame = self._next_frame()
         return frame if frame.get("do") == "input" else {"error": "the question was not answered"}
 

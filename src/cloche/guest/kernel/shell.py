@@ -239,6 +239,20 @@ class Shell(InteractiveShell):
     def init_completer(self) -> None:
         self.Completer = None
 
+    def load_completer(self) -> Any:
+        """IPython's completer, made when first needed. It does not use Jedi, whose import takes tens of megabytes."""
+        if self.Completer is None:
+            known = sys.modules.get("jedi")
+            if known is None:
+                sys.modules["jedi"] = None  # type: ignore[assignment]
+            try:
+                super().init_completer()
+            finally:
+                if known is None:
+                    sys.modules.pop("jedi", None)
+            self.Completer.use_jedi = False  # type: ignore[attr-defined]
+        return self.Completer
+
     def init_display_formatter(self) -> None:
         self.display_formatter = display.CellFormatter(parent=self)
         self.configurables.append(self.display_formatter)
