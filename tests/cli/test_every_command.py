@@ -159,7 +159,9 @@ def is_run(command: click.Command) -> bool:
     return not isinstance(command, click.Group) or command.invoke_without_command
 
 
-@pytest.mark.parametrize("kind", ["not made", "not read", "not written", "full"])
+@pytest.mark.parametrize(
+    "kind", ["not made", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("not read", "not written", "full"))]
+)
 def test_an_unusable_data_directory_is_one_line_with_a_remedy(kind: str, tmp_path: Path):
     if kind == "full" and os.geteuid() != 0:
         pytest.skip("to mount a small file system takes root")

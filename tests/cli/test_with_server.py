@@ -159,6 +159,7 @@ def test_a_run_that_is_ended_leaves_nothing_on_the_server(call: Call, place: Pat
         assert time.monotonic() < deadline
 
 
+@pytest.mark.long
 def test_a_server_that_is_told_to_stop_does_not_wait_for_attached_clients(own_data_dir: Path, tmp_path: Path):
     following = [CLOCHE, "--data-dir", str(own_data_dir), "logs", "-f"]
     prompting = [CLOCHE, "--data-dir", str(own_data_dir), "shell"]
@@ -204,6 +205,7 @@ def test_the_exit_status_of_a_detached_run_is_its_own(call: Call):
     assert shown.returncode == 7 and json.loads(shown.stdout)["exit_code"] == 7
 
 
+@pytest.mark.long
 def test_a_detached_run_is_answered_by_stdin_as_it_was(call: Call):
     id = call("run", "--detach", "-c", "print(input(), input())", stdin="Ada\r\nÅngström").stdout.strip()
     assert call("attach", id).stdout == "Ada Ångström\n"
@@ -225,6 +227,7 @@ def test_an_attached_client_may_leave(call: Call, place: Path):
     assert run.state == "running" and run.interrupt() and run.result().outcome == "interrupted"
 
 
+@pytest.mark.long
 def test_invalid_options_of_a_detached_run_are_refused(call: Call, tmp_path: Path):
     for option in (["--out", str(tmp_path)], ["--json"]):
         refused = call("run", "--detach", *option, "-c", "1")

@@ -246,6 +246,7 @@ def test_a_hostile_notebook_is_only_shown(visiting: Visiting, tmp_path: Path) ->
     is_unharmed(notebook)
 
 
+@pytest.mark.long
 def test_fifty_megabytes_of_output_leave_the_page_alive_and_small(visiting: Visiting) -> None:
     notebook = playing(visiting)
     notebook.run("x = 1")

@@ -355,7 +355,9 @@ def test_it_is_used_by_keyboard(visiting: Visiting) -> None:
     assert notebook.page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Run this cell")
 
 
-@pytest.mark.parametrize("look", [{"phone": True}, {"dark": True}], ids=["phone", "dark"])
+@pytest.mark.parametrize(
+    "look", [{"phone": True}, pytest.param({"dark": True}, marks=pytest.mark.long)], ids=["phone", "dark"]
+)
 def test_it_fits_and_axe_finds_no_serious_fault(visiting: Visiting, look: dict[str, bool]) -> None:
     from axe_playwright_python.sync_playwright import Axe
 

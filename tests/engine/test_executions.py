@@ -66,6 +66,7 @@ async def test_bad_code_is_the_programs_affair(box: Sandbox, code: str):
     assert (await run(box, "1")).text == "1"
 
 
+@pytest.mark.long
 async def test_a_program_of_fifty_megabytes_runs(box: Sandbox):
     code = "x = '" + "y" * (50 << 20) + "'\nlen(x)"
     assert (await run(box, code)).text == str(50 << 20)

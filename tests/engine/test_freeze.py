@@ -30,7 +30,7 @@ FREEZER, SIGNALS, PLAIN = "freezer", "signals", "plain-unsafe"
 LOOK_SECONDS = 0.05  # between two looks at one who should not have moved: too short a one could only hide a mistake
 
 
-@pytest.fixture(scope="module", params=[FREEZER, SIGNALS, PLAIN])
+@pytest.fixture(scope="module", params=[FREEZER, SIGNALS, pytest.param(PLAIN, marks=pytest.mark.long)])
 def way(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -18,7 +18,9 @@ from cloche.sdk.assembly import assemble_engine
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["namespaces", "plain-unsafe"])
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["namespaces", pytest.param("plain-unsafe", marks=pytest.mark.long)]
+)
 async def box(request: pytest.FixtureRequest, data_dir: str, template: Template) -> AsyncIterator[Sandbox]:
     async with assemble_engine(Config(data_dir=data_dir, backend=request.param, pool=PoolConfig(ready=0))) as engine:
         yield await engine.create(SandboxSpec())

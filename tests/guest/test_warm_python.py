@@ -190,6 +190,7 @@ def test_programs_are_the_same(box: cloche.Sandbox, way: str):
         assert warm == real, name
 
 
+@pytest.mark.long
 def test_programs_leave_the_same(box: cloche.Sandbox):
     """Nothing that a program wrote is lost, whatever still holds the file when it ends."""
     programs = program_ends.PROGRAMS

@@ -307,5 +307,6 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_a_volume_is_shared_by_sandboxes_and_outlasts_them(user: User):
     assert json.loads(user.run([user.python, "-c", VOLUMES])) == [True, 1, "1\n2\nuser\nuser\n"]

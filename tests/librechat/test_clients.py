@@ -29,7 +29,9 @@ def try_out(server: RunningServer, *files: str, release: str = "", **variables: 
     javascript.run(["node", "--test", "--test-isolation=none", *files], cwd=PLACE, **{**place, **variables})
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize(
+    "file", [pytest.param(name, marks=() if name == "execution.test.mjs" else pytest.mark.long) for name in FILES]
+)
 def test_the_client_works_unmodified(file: str, librechat_server: RunningServer):
     try_out(librechat_server, file)
 

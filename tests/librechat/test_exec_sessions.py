@@ -243,6 +243,7 @@ def check_what_was_only_read(client: httpx2.Client, server: RunningServer) -> No
     assert (answer["stdout"], answer["runtime_status"]) == ("x", "new")
 
 
+@pytest.mark.long
 def test_sessions_keep_variables_and_come_back_after_their_end_and_after_the_servers(
     lasting: Lasting, memory_is_enforced: bool
 ) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.conftest import wait_until
 from tests.mcp.conftest import CLOCHE, VERSION, House, over_stdio, words
 
@@ -88,6 +89,7 @@ async def test_it_uses_the_server_that_its_environment_names(house: House, tmp_p
         assert {each.name for each in (await client.list_tools()).tools} == {"sandbox_info", "run_code"}
 
 
+@pytest.mark.long
 async def test_a_server_that_is_not_there_is_named_in_the_answer(tmp_path: Path, house: House):
     elsewhere = House(house.server, tmp_path)
     async with over_stdio(elsewhere, "--url", "http://127.0.0.1:9", "--key", "e2b_none")() as client:

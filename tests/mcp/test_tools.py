@@ -41,7 +41,7 @@ class Driven:
         return (await self(name, **arguments)).structured_content
 
 
-@pytest.mark.parametrize("behind", ["engine of its own", "server"])
+@pytest.mark.parametrize("behind", ["engine of its own", pytest.param("server", marks=pytest.mark.long)])
 async def test_the_official_client_drives_every_tool(house: House, behind: str):
     """Over stdio with an engine of its own, and over HTTP."""
     connecting = over_http(house) if behind == "server" else over_stdio(house, "--alone")

@@ -97,6 +97,7 @@ def test_uv_installs_and_fetches_nothing_that_the_template_has(box: cloche.Sandb
     assert ok(box, f"ls {USER_SITE}") == ""
 
 
+@pytest.mark.long
 def test_npm_installs_locally_and_globally(box: cloche.Sandbox) -> None:
     ok(box, "npm install left-pad && npm install -g semver")
     context = box.contexts.create(language="javascript")
@@ -104,6 +105,7 @@ def test_npm_installs_locally_and_globally(box: cloche.Sandbox) -> None:
     assert ok(box, "semver 1.2.3 -i minor").strip() == "1.3.0"
 
 
+@pytest.mark.long
 def test_a_second_sandbox_installs_from_the_cache_of_the_host(index: None, place: Path) -> None:
     found = [kept(place)]
     for _ in range(2):
@@ -125,6 +127,7 @@ def test_root_and_user_install_to_one_place(box: cloche.Sandbox, single: bool) -
     ok(box, "uv pip uninstall mdurl")
 
 
+@pytest.mark.long
 def test_another_version_comes_before_that_of_the_template(box: cloche.Sandbox) -> None:
     version = "python -c 'import importlib.metadata as m; print(m.version(\"tabulate\"))'"
     own = ok(box, version).strip()
