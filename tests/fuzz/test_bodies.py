@@ -26,7 +26,8 @@ from cloche.api.librechat import request
 from cloche.api.librechat import request as librechat
 from cloche.api.native import context
 from cloche.api.openai import chat_request, containers, conversations, responses_request
-from cloche.api.opensandbox import credentials_schema, execd, lifecycle_schema
+from cloche.api.opensandbox import code as execd_code
+from cloche.api.opensandbox import credentials_schema, lifecycle_schema
 from cloche.api.opensandbox import network_schema as opensandbox_network
 from cloche.gateway.upstream import http
 from cloche.protocol import requests, responses
@@ -132,7 +133,7 @@ E2B = {
         code.decode_execute_request,
         {"code": "1", "context_id": "c", "language": None, "env_vars": {"A": "b"}},
     ),
-    "context": (code.decode_context_request, {"language": "python", "cwd": "/tmp"}),
+    "context": (execd_code.decode_context_request, {"language": "python", "cwd": "/tmp"}),
 }
 OPENAI = {
     "response": (
@@ -198,8 +199,8 @@ OPENSANDBOX = {
         lambda body: lifecycle_schema.decode_json_body(body, credentials_schema.CreateVaultBody),
         {"credentials": [{"name": "a", "source": {"type": "inline", "value": "x"}}], "bindings": []},
     ),
-    "code": (execd.decode_code_request, {"code": "1", "context": {"id": "c", "language": "python"}}),
-    "context": (execd.decode_context_request, {"language": "python", "cwd": "/tmp"}),
+    "code": (execd_code.decode_code_request, {"code": "1", "context": {"id": "c", "language": "python"}}),
+    "context": (execd_code.decode_context_request, {"language": "python", "cwd": "/tmp"}),
 }
 LIBRECHAT_FILE = {"id": "a" * 21, "storage_session_id": "b" * 21, "name": "x.csv", "kind": "user", "resource_id": "u"}
 LIBRECHAT = {
