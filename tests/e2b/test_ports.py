@@ -331,3 +331,42 @@ time.sleep(60)
 def wait_until_listening(box: Sandbox, running: Future) -> None:
     while not running.done() and ":0BCC " not in box.commands.run("cat /proc/net/tcp").stdout:
         pass
+
+
+HEALTH = 'curl -s -o /dev/null -w "%{http_code}" http://0.0.0.0:49999/health'
+
+
+def test_health_of_the_code_server_is_asked_for_inside_as_e2bs_own_tests_do(server):
+    with Sandbox.create(**server.e2b) as box:
+        assert box.commands.run(HEALTH).stdout == "200"
+        assert box.commands.run("curl -s http://localhost:49999/health").stdout == '"OK"'
+        assert box.commands.run(HEALTH.replace("/health", "/execute -d {}")).stdout == "404"
+        box.pause()
+        box.connect()
+        assert box.commands.run(HEALTH).stdout == "200"
+
+
+def test_a_program_may_have_the_port_of_the_code_server(server):
+    with Sandbox.create(**server.e2b) as box:
+        box.run_code(
+            "import http.server, threading\n"
+            "own = http.server.HTTPServer(('127.0.0.1', 49999), http.server.SimpleHTTPRequestHandler)\n"
+            "threading.Thread(target=own.serve_forever, daemon=True).start()"
+        )
+        assert box.commands.run(HEALTH).stdout == "404"
+
+
+def test_endless_requests_to_the_health_port_are_cut_off(server):
+    """And they leave it open for others."""
+    flood = (
+        "import socket\n"
+        "held = [socket.create_connection(('127.0.0.1', 49999)) for _ in range(64)]\n"
+        "for each in held[:16]:\n"
+        "    try: each.sendall(b'x' * 100_000); print(each.recv(1))\n"
+        "    except OSError: print('reset')\n"
+    )
+    with Sandbox.create(**server.e2b) as box:
+        box.commands.run("true")
+        box.files.write("flood.py", flood)
+        assert box.commands.run("python3 flood.py").stdout.count("\n") == 16
+        assert box.commands.run(f"for i in $(seq 30); do {HEALTH} && break; sleep 0.1; done").stdout.endswith("200")

@@ -117,7 +117,7 @@ async def _query_activity(sandbox: Sandbox | None, *, sealed: bool) -> SandboxAc
     """Queries a running sandbox. Without isolation the ports are the host's, and are not shown."""
     if sandbox is None or sandbox.record.state != "running":
         return SandboxActivity()
-    ask_ports = listening_ports(sandbox.guest) if sealed else _no_ports()
+    ask_ports = listening_ports(sandbox.guest, sandbox.health_port.port) if sealed else _no_ports()
     processes, ports = await asyncio.gather(_in_time(sandbox.commands.list()), _in_time(ask_ports))
     contexts = sandbox.contexts if sandbox.record.state == "running" else ()
     return SandboxActivity(contexts, processes, ports)

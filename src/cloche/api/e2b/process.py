@@ -25,6 +25,7 @@ from cloche.api.e2b.connect import (
 )
 from cloche.api.e2b.context import e2b_sandbox_of
 from cloche.api.e2b.envd_schema import calling_user, resolve_user_path
+from cloche.api.e2b.port_target import CODE_PORT
 from cloche.api.http import Dialect
 from cloche.engine.commands.jobs import CommandJob, EndedJob, OutputChunk
 from cloche.engine.sandboxes.sandbox import Sandbox
@@ -225,6 +226,8 @@ async def start_process(request: Request, asked: EnvdStartRequest) -> AsyncGener
     if not asked.process.cmd:
         raise errors.InvalidRequest("there is no program to start: give `process.cmd`")
     cwd = resolve_user_path(asked.process.cwd, user) if asked.process.cwd else sandbox.spec.cwd
+    if e2b_sandbox_of(request).sealed:
+        await sandbox.health_port.open(CODE_PORT)
     try:
         job = await sandbox.commands.launch(
             (asked.process.cmd, *asked.process.args),

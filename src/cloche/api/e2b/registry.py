@@ -140,9 +140,10 @@ class PortAccess:
 class E2bSandbox(PortAccess):
     """One sandbox, running or paused, also one that another dialect created."""
 
-    def __init__(self, info: SandboxInfo, tokens: E2bTokens, handle: SandboxHandle):
+    def __init__(self, info: SandboxInfo, tokens: E2bTokens, handle: SandboxHandle, *, sealed: bool):
         super().__init__(info.id, info.notes, tokens)
         self.handle = handle
+        self.sealed = sealed  # its loopback is its own
         self._info = info
         self.owner = info.owner
         self.host_mask = info.notes.get(HOST_MASK)
@@ -185,8 +186,11 @@ class E2bSandboxes:
         known = self._known.get(sandbox.id)
         if known is None or known.handle is not sandbox.handle:
             self._remove_ended()
-            known = self._known[sandbox.id] = E2bSandbox(sandbox.info, self.tokens, sandbox.handle)
+            known = self._known[sandbox.id] = self._view(sandbox.info, sandbox.handle)
         return known
+
+    def _view(self, info: SandboxInfo, handle: SandboxHandle) -> E2bSandbox:
+        return E2bSandbox(info, self.tokens, handle, sealed=self._engine.networks.sealed)
 
     def _remove_ended(self) -> None:
         """An ended sandbox must not stay in memory with its environment and history."""
@@ -212,7 +216,7 @@ class E2bSandboxes:
             return known
         info = await self._engine.describe(id, owner)
         if info.state == "paused":
-            return E2bSandbox(info, self.tokens, self._engine.known_handle(id, info.owner))
+            return self._view(info, self._engine.known_handle(id, info.owner))
         return self.of(await (await self._engine.handle(id, owner)).running())
 
     async def awake(self, e2b_sandbox: E2bSandbox) -> E2bSandbox:

@@ -184,12 +184,12 @@ CONNECT_SECONDS = 5.0
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
-async def listening_ports(guest: InitClient) -> list[int]:
-    """The ports on which programs listen, but for the sandbox's own door. Raises ProtocolViolation, Gone."""
+async def listening_ports(guest: InitClient, health_port: int | None) -> list[int]:
+    """The ports on which programs listen, but for the two that are the host's. Raises ProtocolViolation, Gone."""
     told = (await guest.request("port_list")).ok.get("ports")
     if not isinstance(told, list) or not all(type(each) is int and 0 < each < 65536 for each in told):
         raise errors.ProtocolViolation("the guest's init sent no list of ports")
-    return [port for port in told if port != DOOR_PORT]
+    return [port for port in told if port not in (DOOR_PORT, health_port)]
 
 
 async def connect_port(guest: InitClient, port: int) -> socket.socket:

@@ -24,6 +24,7 @@ from cloche.engine.quotas.quotas import QuotaLease
 from cloche.engine.sandboxes.deadline import LifetimeTimer
 from cloche.engine.sandboxes.endings import KILLED_BY_OWNER, not_running_error
 from cloche.engine.sandboxes.files import SandboxFiles
+from cloche.engine.sandboxes.health_port import HealthPort
 from cloche.engine.sandboxes.init_client import InitClient
 from cloche.engine.sandboxes.network import SandboxNetwork, connect_port, network_environment
 from cloche.engine.sandboxes.pool import ReadyCell
@@ -89,6 +90,7 @@ class Sandbox:
             count=quota_lease.count_execution,
         )
         self.network = SandboxNetwork(ready.guest, network, ready.listener)
+        self.health_port = HealthPort(ready.guest)
         self.tools = SandboxTools(ready.guest)
         self.history = history
         self.execution_slots = execution_slots
@@ -378,6 +380,7 @@ class Sandbox:
         self.meter.close()
         self.quota_lease.leave()
         self.network.close()
+        self.health_port.close()
         self.tools.close()
         for context in self._contexts.values():
             context.stop(ending)
