@@ -95,6 +95,13 @@ def functions_of(file: Path) -> set[str]:
 # --- what is named exists
 
 
+def test_no_page_or_message_installs_the_project_of_another_owner():
+    """The project `cloche` of PyPI is not this one."""
+    texts = [*PAGES, *PACKAGE.rglob("*.py")]
+    named = re.compile(r"""(?:pip3? install|uv add|uvx|uv tool (?:install|run))(?: -\S+)* ["']?cloche\b""")
+    assert [page_id(page) for page in texts if named.search(text_of(page))] == []
+
+
 def test_every_test_named_in_the_specification_exists():
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text_of(SPECIFICATION))
     assert len(named) > 50

@@ -94,7 +94,7 @@ async def test_without_the_extra_it_names_the_package_to_install(monkeypatch: py
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://127.0.0.1") as http:
         answer = await http.post("/mcp", json=CALL)
     assert answer.status_code == 503
-    assert 'pip install "cloche[mcp]"' in answer.json()["error"]["message"]
+    assert 'pip install "mcp>=2"' in answer.json()["error"]["message"]
 
 
 def test_web_pages_of_other_sites_are_refused(raw: Making, house: House):

@@ -106,7 +106,7 @@ def test_without_the_extra_it_names_the_package_to_install(tmp_path: Path):
         [sys.executable, "-c", hidden + program, "--data-dir", str(tmp_path), "mcp"], capture_output=True, text=True
     )
     assert done.returncode == 125
-    assert 'pip install "cloche[mcp]"' in done.stderr and not done.stdout
+    assert 'pip install "mcp>=2"' in done.stderr and not done.stdout
 
 
 def test_no_other_module_imports_it():

@@ -159,7 +159,7 @@ def expect_two(run: Run) -> None:
 # --- The peer: a plain ipykernel, driven by jupyter_client's blocking client.
 
 PEER_PACKAGES = ("ipykernel", "jupyter_client", "pandas", "matplotlib")
-BENCH_ADVICE = "pip install 'cloche[bench]'"
+BENCH_ADVICE = "in a checkout of Cloche: pip install '.[bench]'"
 TRANSPORTS = ("tcp", "ipc")
 KERNEL_START_SECONDS = 120.0
 KERNEL_ANSWER_SECONDS = 60.0

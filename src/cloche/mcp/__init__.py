@@ -13,7 +13,8 @@ from cloche import errors
 
 # The optional package `mcp`: checks for its installation.
 
-INSTALL_ADVICE = 'MCP needs one more package: pip install "cloche[mcp]"'
+# Not by the extra's name: the `cloche` of PyPI is another project.
+INSTALL_ADVICE = """MCP needs one more package: pip install "mcp>=2" in Cloche's environment"""
 
 
 def is_installed() -> bool:
