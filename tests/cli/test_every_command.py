@@ -160,7 +160,11 @@ def is_run(command: click.Command) -> bool:
 
 
 @pytest.mark.parametrize(
-    "kind", ["not made", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("not read", "not written", "full"))]
+    "kind",
+    [
+        "not made",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("not read", "not written", "full", "a file")),
+    ],
 )
 def test_an_unusable_data_directory_is_one_line_with_a_remedy(kind: str, tmp_path: Path):
     if kind == "full" and os.geteuid() != 0:
@@ -173,6 +177,8 @@ def test_an_unusable_data_directory_is_one_line_with_a_remedy(kind: str, tmp_pat
     place.chmod({"not read": 0o000, "not written": 0o555}.get(kind, 0o755))
     if kind == "not made":
         place = Path("/proc/x")
+    if kind == "a file":
+        place = tmp_path / "file"
     calls = [call_of(path, tmp_path / "file") for path, command in TREE.items() if is_run(command)]
     walk = subprocess.run(
         [sys.executable, "-c", WALK, json.dumps([kind, str(place), calls])],

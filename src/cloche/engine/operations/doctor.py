@@ -157,7 +157,7 @@ def _check_networks(config: Config) -> Iterable[HostCheck]:
 
 
 def _check_data_directory(config: Config) -> Iterable[HostCheck]:
-    there = _nearest_directory(Path(config.data_dir))
+    there = _nearest_existing(Path(config.data_dir))
     writable = _is_writable_directory(there)
     detail = config.data_dir if there == Path(config.data_dir) else f"{config.data_dir} (not there yet)"
     advice = "" if writable else f"{there} cannot be written: set CLOCHE_DATA_DIR, or mend its rights"
@@ -186,9 +186,9 @@ def _is_writable_directory(directory: Path) -> bool:
         return False
 
 
-def _nearest_directory(path: Path) -> Path:
-    """The directory itself, or the nearest one above it that exists."""
-    return next((each for each in (path, *path.parents) if each.is_dir()), Path("/"))
+def _nearest_existing(path: Path) -> Path:
+    """The path itself, or the nearest one above it that exists."""
+    return next((each for each in (path, *path.parents) if each.exists()), Path("/"))
 
 
 # Checks of `cloche doctor` for leftovers of processes that died; the next start of Cloche removes them.
