@@ -17,6 +17,7 @@ from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Run
 from cloche.isolation.conformance import HostTraces, leave_traces
 from cloche.isolation.conformance.claims import whole_program
+from cloche.isolation.probe import host_checks
 from cloche.model import MIB, Limits, SandboxSpec, Template
 from cloche.sdk.assembly import assemble_engine
 
@@ -50,6 +51,13 @@ async def engine(config: Config) -> AsyncIterator[Engine]:
         pytest.skip(str(error))
     async with engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def locks_are_guarded() -> None:
+    [check] = [check for check in host_checks() if check.name == "locks"]
+    if check.state != "enforced":
+        pytest.skip(check.detail)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -193,6 +193,56 @@ async def test_three_thousand_fsyncs_of_a_shared_file_flush_no_disk(box, attack)
     assert not flushes or flushes[0] < 1500, flushes  # others flush it too, but not so often in the meantime
 
 
+LOCKER = """
+import errno, fcntl, select, struct
+answer = {}
+region = struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 1, 0)
+kinds = {"flock": lambda fd: fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB), "POSIX": lambda fd: fcntl.fcntl(fd, fcntl.F_SETLK, region),
+    "OFD": lambda fd: fcntl.fcntl(fd, 37, region), "lease": lambda fd: fcntl.fcntl(fd, 1024, fcntl.F_RDLCK)}
+waiting = select.epoll()
+shared = {path: os.open(path, os.O_RDONLY) for path in ("/usr/bin/env", "/usr", "/etc/hosts", "/dev/null", "/dev/tty0", "/proc/self/ns/time", "/proc/self/exe", "/opt/cloche/warm") if os.path.exists(path)}
+shared |= {"eventfd": libc.eventfd(0, 0), "epoll": waiting.fileno()}
+for name, fd in shared.items():
+    for kind, lock in kinds.items():
+        if attempt(lambda: lock(fd)).startswith("done"): answer[f"{kind} of {name}"] = "locked"
+held = 0
+try:
+    for byte in range(20000): fcntl.fcntl(shared["/usr/bin/env"], fcntl.F_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 2 * byte, 1, 0)); held += 1
+except OSError: pass
+answer |= {"held": held} if held else {}
+"""
+
+
+@both
+async def test_nothing_that_others_see_can_be_locked(box, attack, user, locks_are_guarded):
+    assert await attack(box, LOCKER, user) == {}
+
+
+async def test_locks_on_ones_own_files_work(box):
+    """What programs lock, and that a second process is kept out."""
+    code = """
+import fcntl, os, sqlite3, subprocess, sys
+os.chdir("/mnt/data")
+for mode in ("delete", "wal"):
+    with sqlite3.connect(mode) as base:
+        base.execute(f"pragma journal_mode = {mode}")
+        base.execute("create table t (a)")
+        base.execute("insert into t values (1)")
+        base.commit()
+        base.execute("begin immediate")
+        other = "import sqlite3; sqlite3.connect(%r, timeout=0).execute('begin immediate')" % mode
+        print("database is locked" in subprocess.run([sys.executable, "-c", other], capture_output=True, text=True).stderr)
+file = open("lock", "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print(subprocess.run(["flock", "-n", "lock", "true"]).returncode)
+fcntl.fcntl(open("ofd", "w"), 38, bytes([1]) + bytes(31))
+"""
+    result = await box.commands.run(["python3", "-c", code], timeout_seconds=20)
+    assert (result.stdout, result.stderr) == ("True\nTrue\n1\n", "")
+    git = "cd /tmp && git init -q r && cd r && git -c user.name=a -c user.email=a commit -q --allow-empty -m m && git gc -q"
+    assert (await box.commands.run(git, timeout_seconds=20)).exit_code == 0
+
+
 async def test_locks_of_others_are_not_listed(box, attack, neighbour):
     code = """
 import fcntl, time

@@ -8,3 +8,6 @@ HOST_DIRECTORY = "/opt/cloche/host"  # where a sandbox with a kernel of its own 
 HOST_SOCKET = HOST_DIRECTORY + "/sock"
 STANDALONE_ORDER = "/opt/cloche/standalone.json"
 STANDALONE_FILTER = "/opt/cloche/standalone.bpf"
+
+SHARED_FILES_ID = 4095
+"""In a nursery, the owner of files that all of its sandboxes see: these cannot lock them (`linux/lock_guard.py`)."""

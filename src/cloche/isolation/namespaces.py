@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -30,8 +31,9 @@ from cloche.isolation.nursery import (
     limit_imports,
     start_process,
 )
-from cloche.isolation.probe import refuse_unless_possible
+from cloche.isolation.probe import guarded_ids, refuse_unless_possible
 from cloche.linux import cgroups, seccomp
+from cloche.linux.lock_guard import LockGuard
 from cloche.model import KIB, Limits, Template
 
 # Volumes as the host sees them: a name known to a zygote, and descriptors of mounts that go from it into
@@ -127,9 +129,11 @@ class NamespacesBackend:
         self._programs = {name: compiled_policy(name) for name in ("nursery", "cell")}
         self._nurseries: list[NamespaceNursery] = []
         self._started = 0
+        self._guarding: asyncio.Future[LockGuard | None] | None = None
 
     async def start(self, template: Template) -> NamespaceNursery:
         self._started += 1
+        await self._guard_locks()
         group = self._parent.create(f"nursery-{self._started}") if self._parent else None
         if group is not None:
             limit_imports(group)
@@ -142,6 +146,12 @@ class NamespacesBackend:
         nursery = NamespaceNursery(template, zygote, self._slices, self._parent, self._started)
         self._nurseries = [*(each for each in self._nurseries if not each.is_gone), nursery]
         return nursery
+
+    async def _guard_locks(self) -> None:
+        """Before any code of a template runs. Where the host has no such guard, `cloche doctor` says so."""
+        if self._guarding is None:
+            self._guarding = asyncio.get_running_loop().run_in_executor(None, _attach_guard, self._ids)
+        await asyncio.shield(self._guarding)
 
     def _make_order(self, template: Template) -> ZygoteOrder:
         rootfs.compile_programs(template)
@@ -173,6 +183,8 @@ class NamespacesBackend:
         for nursery in self._nurseries:
             await nursery.wait_for_cells()
             await nursery.aclose()
+        if self._guarding is not None and (guard := await self._guarding) is not None:
+            guard.close()
         return await self._cgroups.aclose()
 
 
@@ -280,6 +292,14 @@ class NamespaceNursery:
         if self._spare is not None:
             self._spare.remove()
             self._spare = None
+
+
+def _attach_guard(mapping: ids.IdMapping) -> LockGuard | None:
+    guarded = guarded_ids(mapping)
+    if guarded is not None:
+        with contextlib.suppress(OSError):
+            return LockGuard(guarded)
+    return None
 
 
 def compiled_policy(name: str) -> bytes:

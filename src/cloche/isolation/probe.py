@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 from cloche import errors
+from cloche.guest.paths import SHARED_FILES_ID
 from cloche.isolation import ids
 from cloche.isolation.base import HostCheck
 from cloche.linux import cgroups, landlock
+from cloche.linux.lock_guard import GuardedIds, LockGuard
 
 MINIMUM_KERNEL = (5, 12)  # mount_setattr
 _ARCHITECTURES = ("x86_64", "aarch64")
@@ -39,7 +41,8 @@ def host_checks() -> list[HostCheck]:
     """The checks of this host: each is enforced, best effort or missing, and has advice where something is
     missing.
     """
-    return [_check_kernel(), _check_namespaces(), _check_ids(), *_check_cgroups(), _check_landlock(), _check_seccomp()]
+    walls = [_check_landlock(), _check_seccomp(), _check_locks()]
+    return [_check_kernel(), _check_namespaces(), _check_ids(), *_check_cgroups(), *walls]
 
 
 def _check_kernel() -> HostCheck:
@@ -124,6 +127,29 @@ def _check_seccomp() -> HostCheck:
         detail="allow-list of system calls",
         advice="" if there else "a kernel with CONFIG_SECCOMP_FILTER",
     )
+
+
+def guarded_ids(mapping: ids.IdMapping) -> GuardedIds | None:
+    """The ids whose locks can be guarded: those that the server has as root, which nothing else on the host uses."""
+    if mapping.mode != "root" or mapping.count < ids.REGION_COUNT:
+        return None
+    return GuardedIds(mapping.start, mapping.count, mapping.start + SHARED_FILES_ID)
+
+
+def _check_locks() -> HostCheck:
+    guarded = guarded_ids(ids.find_mapping())
+    try:
+        if guarded is None:
+            raise PermissionError("sandboxes have no ids of their own, which a server has that is root")
+        LockGuard(guarded).close()
+    except OSError as error:
+        return HostCheck(
+            name="locks",
+            state="missing",
+            detail=f"sandboxes can lock files that others see: {error}",
+            advice="optional: a server as root, on a kernel with bpf among its LSMs and no lockdown",
+        )
+    return HostCheck(name="locks", state="enforced", detail="each sandbox locks files of its own only")
 
 
 def _read_number(path: str) -> int | None:

@@ -6,9 +6,11 @@ is in a place that sandboxes can only read, and each takes a copy (see `bin/uv.p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
+from cloche.guest.paths import SHARED_FILES_ID
 from cloche.linux import mounts, syscalls
 
 WARM_CACHE = "/opt/cloche/warm"
@@ -33,7 +35,16 @@ class UvWarmup:
             if self._pid and not _has_ended(self._pid):
                 os.kill(self._pid, 9)
                 os.waitpid(self._pid, 0)
+            _give_away(WARM_CACHE)
             syscalls.mount("none", WARM_CACHE, "", _SEALED)
+
+
+def _give_away(directory: str) -> None:
+    """Gives the files to the id whose files no sandbox can lock. With fewer ids there is no such guard."""
+    with contextlib.suppress(OSError):
+        for path, directories, names in os.walk(directory):
+            for name in [".", *directories, *names]:
+                os.chown(f"{path}/{name}", SHARED_FILES_ID, -1, follow_symlinks=False)
 
 
 def _start_uv(env: dict) -> int:
