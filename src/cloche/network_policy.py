@@ -264,12 +264,12 @@ def first_disallowed_pattern(policy: NetworkPolicy, bound: NetworkPolicy) -> str
     return next((host for host in asked if not _is_pattern_within(parse_pattern(host), allowed, denied)), None)
 
 
-def _is_pattern_within(asked: HostPattern, allowed: list[HostPattern], denied: list[HostPattern]) -> bool:
+def _is_pattern_within(pattern: HostPattern, allowed: list[HostPattern], denied: list[HostPattern]) -> bool:
     for each in allowed:
-        narrow = _narrower_pattern(asked, each)
+        narrow = _narrower_pattern(pattern, each)
         if narrow is None:
             continue
-        ports = _common_ports(asked.ports or WEB_PORTS, each.ports or WEB_PORTS)
+        ports = _common_ports(pattern.ports or WEB_PORTS, each.ports or WEB_PORTS)
         for denial in denied:
             if _contains_pattern(denial, narrow):
                 ports = _without_ports(ports, denial.ports or ALL_PORTS)
@@ -315,8 +315,8 @@ def _allowed_patterns(policy: NetworkPolicy) -> list[HostPattern]:
 
 def _overlaps_any_pattern(host: str, patterns: list[HostPattern]) -> bool:
     """Parses `host` once: parsing takes longer than comparing two patterns."""
-    asked = parse_pattern(host)
-    return any(_patterns_overlap(asked, each) for each in patterns)
+    pattern = parse_pattern(host)
+    return any(_patterns_overlap(pattern, each) for each in patterns)
 
 
 def _patterns_overlap(one: HostPattern, other: HostPattern) -> bool:

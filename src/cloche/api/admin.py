@@ -76,13 +76,13 @@ def decode_audit_query(query: QueryParams) -> tuple[AuditQuery, int]:
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 5 and 1 <= int(limit) <= MAX_AUDIT_LINES):
         raise errors.InvalidRequest(f"limit must be a number from 1 to {MAX_AUDIT_LINES}, not {limit[:100]!r}")
     since = query.get("since")
-    wanted = AuditQuery(
+    audit_query = AuditQuery(
         owner=query.get("owner"),
         sandbox=query.get("sandbox"),
         what=query.get("what"),
         since=None if since is None else _parse_since_time(since),
     )
-    return wanted, int(limit)
+    return audit_query, int(limit)
 
 
 def _parse_since_time(text: str) -> float:

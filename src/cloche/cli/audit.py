@@ -45,8 +45,8 @@ def command(
     """Print the audit log: every creation, execution, read and end, with its time and actor."""
     if ctx.invoked_subcommand is not None:
         return
-    wanted = AuditQuery(owner=owner, sandbox=sandbox, what=what, since=None if since is None else parse_since(since))
-    for line in _follow_lines(wanted, limit) if follow else _last_lines(wanted, limit):
+    query = AuditQuery(owner=owner, sandbox=sandbox, what=what, since=None if since is None else parse_since(since))
+    for line in _follow_lines(query, limit) if follow else _last_lines(query, limit):
         click.echo(msgspec.json.encode(line).decode() if as_json else format_audit_line(line))
 
 
@@ -86,18 +86,18 @@ def _audit_directory() -> Path:
     return Path(load_command_config().data_dir, "audit")
 
 
-def _last_lines(wanted: AuditQuery, limit: int) -> list[AuditLine]:
-    return read_last(_audit_directory(), wanted, limit)
+def _last_lines(query: AuditQuery, limit: int) -> list[AuditLine]:
+    return read_last(_audit_directory(), query, limit)
 
 
-def _follow_lines(wanted: AuditQuery, limit: int) -> Iterator[AuditLine]:
+def _follow_lines(query: AuditQuery, limit: int) -> Iterator[AuditLine]:
     directory = _audit_directory()
     place = end_position(directory)
-    yield from deque((line for line, at in read_lines(directory, wanted) if at <= place), maxlen=limit)
+    yield from deque((line for line, at in read_lines(directory, query) if at <= place), maxlen=limit)
     while True:
         for line, at in read_lines(directory, AuditQuery(), place):
             place = at
-            if wanted.holds(line):
+            if query.holds(line):
                 yield line
         time.sleep(POLL_SECONDS)
 

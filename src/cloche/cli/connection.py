@@ -92,13 +92,13 @@ class HttpConnectionLimiter:
         if began_at < self._rests_until:
             return
         self._log_full(began_at)
-        wanted = max(self._most // EVICTED_SHARE, 1)
-        leaving = list(islice(self._idle_connections(), wanted)) or self._excess_connections(wanted)
+        excess = max(self._most // EVICTED_SHARE, 1)
+        leaving = list(islice(self._idle_connections(), excess)) or self._excess_connections(excess)
         for visitor in leaving:
             self.leave(visitor)
             visitor.abandon()
         took = time.monotonic() - began_at
-        if took > LONG_SEARCH_SECONDS and len(leaving) < wanted // 2:  # else the next search is far away
+        if took > LONG_SEARCH_SECONDS and len(leaving) < excess // 2:  # else the next search is far away
             self._rests_until = began_at + REST_FACTOR * took
 
     def _log_full(self, now: float) -> None:
@@ -115,8 +115,8 @@ class HttpConnectionLimiter:
         if owned:
             yield from _sort_by_count(owned, self._count_by_owner())
 
-    def _excess_connections(self, wanted: int) -> list[LimitedConnection]:
-        """The newest of the owner with the most, at most `wanted`. The next call may choose another owner."""
+    def _excess_connections(self, limit: int) -> list[LimitedConnection]:
+        """The newest of the owner with the most, at most `limit`. The next call may choose another owner."""
         counts = self._count_by_owner()
         if not counts:
             return []
@@ -125,7 +125,7 @@ class HttpConnectionLimiter:
         if count <= share:
             return []
         beyond = max(count - max(share, *(theirs for _, theirs in others), 0), 1)
-        return list(islice((each for each in reversed(self._there) if each.owner == owner), min(beyond, wanted)))
+        return list(islice((each for each in reversed(self._there) if each.owner == owner), min(beyond, limit)))
 
     def _count_by_owner(self) -> Counter[str]:
         return Counter(owner for each in self._there if (owner := each.owner) is not None)
@@ -209,7 +209,7 @@ class HttpConnection(HttpToolsProtocol):
     def __init__(self, *args: Any, crowd: HttpConnectionLimiter | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._crowd = crowd
-        self._asked_at: float | None = None  # when the head of its last request was whole
+        self._requested_at: float | None = None  # when the head of its last request was whole
         self._head_bytes: int | None = 0  # that came of a head, or of trailers, which are not whole yet; else None
         self._has_head = False
         self._overdue: asyncio.TimerHandle | None = None
@@ -268,7 +268,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._has_head = True
-        self._asked_at = self.loop.time()
+        self._requested_at = self.loop.time()
         self._end_head()
         before = self.cycle
         super().on_headers_complete()
@@ -311,16 +311,16 @@ class HttpConnection(HttpToolsProtocol):
     @property
     def is_idle_or_slow(self) -> bool:
         cycle = self.cycle
-        if self._asked_at is None or (self._socket is None and (cycle is None or cycle.response_complete)):
+        if self._requested_at is None or (self._socket is None and (cycle is None or cycle.response_complete)):
             return True
-        since = self.loop.time() - self._asked_at
+        since = self.loop.time() - self._requested_at
         if self.owner is None and since > UNIDENTIFIED_SECONDS:
             return True
         return self._socket is None and cycle.more_body and since > SLOW_SECONDS
 
     @property
     def has_sent_request(self) -> bool:
-        return self._asked_at is not None
+        return self._requested_at is not None
 
     def abandon(self) -> None:
         self.transport.abort()

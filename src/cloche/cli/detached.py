@@ -49,10 +49,10 @@ async def start_detached(config: Config, ask: RunCommandOptions) -> int:
 async def _start_run(server: ServerClient, box: RemoteSandbox, ask: RunCommandOptions) -> RunInfo:
     for path, place in ask.uploads:
         await upload_file(box, path, place)
-    asked = requests.DetachRequest(
+    message = requests.DetachRequest(
         code=ask.code, argv=ask.argv, timeout_seconds=ask.timeout_seconds, input=ask.answers, last=True
     )
-    info: RunInfo = await server.ask("POST", f"/sandboxes/{box.id}/runs", RunInfo, body=asked)
+    info: RunInfo = await server.ask("POST", f"/sandboxes/{box.id}/runs", RunInfo, body=message)
     return info
 
 

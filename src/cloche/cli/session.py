@@ -77,10 +77,10 @@ async def _open_server_sandbox(
     from cloche.sdk import remote_sandbox  # here, and below: without a server, none of this is needed
     from cloche.sdk.remote_server import ServerClient
 
-    asked = to_create_request(spec, limits)
+    message = to_create_request(spec, limits)
     async with contextlib.aclosing(ServerClient(f"unix:{socket}", "")) as server:
         try:
-            box = await remote_sandbox.create_requested(server, asked)
+            box = await remote_sandbox.create_requested(server, message)
         except errors.Unavailable as error:
             if type(error) is not errors.Unavailable:
                 raise

@@ -144,43 +144,47 @@ class Dialler:
         self._lookups: set[asyncio.Task[list[Address]]] = set()
         self._shares: weakref.WeakValueDictionary[str, asyncio.Semaphore] = weakref.WeakValueDictionary()
 
-    async def connect(self, visit: EgressConnection, asked: Destination, tls: ssl.SSLContext | None = None) -> Streams:
+    async def connect(
+        self, visit: EgressConnection, destination: Destination, tls: ssl.SSLContext | None = None
+    ) -> Streams:
         """It ends with the visit. With `tls`, over TLS, and the server must prove to be that host.
 
         Raises PolicyDenied, TransferOverLimit, HostUnreachable.
         """
-        self.check(visit, asked)
+        self.check(visit, destination)
         limit_seconds = visit.door.config.connect_seconds
         try:
             async with asyncio.timeout(limit_seconds):
                 addresses = (
-                    [asked.address] if asked.address is not None else await self._look_up_addresses(visit.door, asked)
+                    [destination.address]
+                    if destination.address is not None
+                    else await self._look_up_addresses(visit.door, destination)
                 )
-                return await self._connect_first(visit, addresses[:MAX_ADDRESSES], asked, tls)
+                return await self._connect_first(visit, addresses[:MAX_ADDRESSES], destination, tls)
         except TimeoutError:
-            raise HostTimedOut(f"{asked} did not answer within {limit_seconds:g} s") from None
+            raise HostTimedOut(f"{destination} did not answer within {limit_seconds:g} s") from None
 
-    def check(self, visit: EgressConnection, asked: Destination) -> None:
+    def check(self, visit: EgressConnection, destination: Destination) -> None:
         """Whether it may be tried, before anything is looked up. Raises PolicyDenied, TransferOverLimit."""
-        visit.attempt.asked = asked
-        visit.door.rulebooks.check(asked)
-        visit.set_destination(asked)
+        visit.attempt.destination = destination
+        visit.door.rulebooks.check(destination)
+        visit.set_destination(destination)
         most = visit.door.config.sandbox_bytes
         if visit.door.moved_bytes >= most:
             raise TransferOverLimit(f"the sandbox has moved {most} bytes, which is all that it may")
 
-    async def _look_up_addresses(self, door: SandboxEgress, asked: Destination) -> list[Address]:
+    async def _look_up_addresses(self, door: SandboxEgress, destination: Destination) -> list[Address]:
         """A lookup cannot be ended, so that one which is not waited for any more still counts."""
         share = self._shares.setdefault(door.owner, asyncio.Semaphore(LOOKUPS_PER_OWNER))
         await _acquire_lookup(door, share)
-        lookup = asyncio.ensure_future(self._resolve(asked.host))
+        lookup = asyncio.ensure_future(self._resolve(destination.host))
         self._lookups.add(lookup)
         lookup.add_done_callback(lambda done: self._on_looked_up(done, door.lookups, share))
         try:
             found = await asyncio.shield(lookup)
         except NameUnresolved as error:
             raise HostNotFound(str(error)) from None
-        return door.rulebooks.allowed_addresses(asked, found)
+        return door.rulebooks.allowed_addresses(destination, found)
 
     def _on_looked_up(self, lookup: asyncio.Task[list[Address]], *used: asyncio.Semaphore) -> None:
         for each in used:
@@ -190,21 +194,25 @@ class Dialler:
             lookup.exception()  # marks it as retrieved, also if no caller waits any more
 
     async def _connect_first(
-        self, visit: EgressConnection, addresses: Sequence[Address], asked: Destination, tls: ssl.SSLContext | None
+        self,
+        visit: EgressConnection,
+        addresses: Sequence[Address],
+        destination: Destination,
+        tls: ssl.SSLContext | None,
     ) -> Streams:
         """The first that answers. Each has its share of the time, so that a dead one leaves some for the others."""
         share_seconds = visit.door.config.connect_seconds / len(addresses)
-        failed: HostUnreachable = HostUnreachable(f"{asked.host} has no address")
+        failed: HostUnreachable = HostUnreachable(f"{destination.host} has no address")
         for address in addresses:
             try:
                 async with asyncio.timeout(share_seconds):
-                    return await _open_connection(visit, address, asked, tls)
+                    return await _open_connection(visit, address, destination, tls)
             except TimeoutError:
-                failed = HostTimedOut(f"{asked} did not answer within {share_seconds:g} s")
+                failed = HostTimedOut(f"{destination} did not answer within {share_seconds:g} s")
             except ConnectionRefusedError:
-                failed = HostRefuses(f"{asked} refuses connections")
+                failed = HostRefuses(f"{destination} refuses connections")
             except OSError as error:
-                failed = HostUnreachable(f"{asked} cannot be reached: {_show_os_error(error)}")
+                failed = HostUnreachable(f"{destination} cannot be reached: {_show_os_error(error)}")
         raise failed
 
     async def aclose(self) -> None:
@@ -235,14 +243,14 @@ async def _acquire_lookup(door: SandboxEgress, share: asyncio.Semaphore) -> None
 
 
 async def _open_connection(
-    visit: EgressConnection, address: Address, asked: Destination, tls: ssl.SSLContext | None
+    visit: EgressConnection, address: Address, destination: Destination, tls: ssl.SSLContext | None
 ) -> Streams:
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     visit.set_address(address)
     try:
-        await asyncio.get_running_loop().sock_connect(connection, (str(address), asked.port))
-        reader, writer = await connected_streams(connection, tls, asked.host)
+        await asyncio.get_running_loop().sock_connect(connection, (str(address), destination.port))
+        reader, writer = await connected_streams(connection, tls, destination.host)
     except BaseException:
         connection.close()
         raise

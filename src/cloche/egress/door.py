@@ -53,9 +53,9 @@ class EgressConnection:
     def _on_accepted(self, transport: asyncio.Transport) -> None:
         self._transport = transport
 
-    def set_destination(self, asked: Destination) -> None:
+    def set_destination(self, destination: Destination) -> None:
         """Records the destination: from here on a new policy is checked against it."""
-        self.attempt.asked = self._bound_for = asked
+        self.attempt.destination = self._bound_for = destination
 
     def set_address(self, address: Address) -> None:
         """Records the address that is connected to, for the same check."""
@@ -75,8 +75,8 @@ class EgressConnection:
     async def refuse(self, why: EgressRefusal) -> None:
         """Logs the refusal, sends it, and waits until it is read: unread bytes would cause a reset, and lose it."""
         self.attempt.end(why.verdict, str(why))
-        if self.attempt.asked is not None:
-            why.host = self.attempt.asked.host
+        if self.attempt.destination is not None:
+            why.host = self.attempt.destination.host
         said = self.say_no(why)
         if not said:
             return self.reset()

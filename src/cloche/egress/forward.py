@@ -35,7 +35,7 @@ def split_target(target: str) -> tuple[Destination, str]:
     return parse_authority(authority, 80), path if path.startswith("/") else f"/{path}"
 
 
-def check_host(head: HttpHead, asked: Destination) -> None:
+def check_host(head: HttpHead, destination: Destination) -> None:
     """The `Host` that a server would go by must be the one that was allowed. Raises BadRequest, PolicyDenied."""
     host = head.single_value("host")
     if host is None:
@@ -43,22 +43,22 @@ def check_host(head: HttpHead, asked: Destination) -> None:
             raise BadRequest("the request has no Host")
         return
     try:
-        named = parse_authority(host, asked.port)
+        named = parse_authority(host, destination.port)
     except InvalidDestination as bad:
         raise BadRequest(f"the Host of the request: {bad}") from None
-    if named != asked:
-        raise BadRequest(f"the request is for {asked}, and its Host is {named}")
+    if named != destination:
+        raise BadRequest(f"the request is for {destination}, and its Host is {named}")
 
 
 class ForwardedRequest:
     """One request and its answer. `upgrades` where it may become something else than HTTP, as a WebSocket does."""
 
     def __init__(
-        self, visit: EgressConnection, head: HttpHead, asked: Destination, far: Streams, upgrades: bool = False
+        self, visit: EgressConnection, head: HttpHead, destination: Destination, far: Streams, upgrades: bool = False
     ):
         self._visit = visit
         self._head = head
-        self._asked = asked
+        self._destination = destination
         self._reader, self._writer = far
         self._meter = TransferMeter(visit)
         self._length = head.body_length
@@ -106,8 +106,8 @@ class ForwardedRequest:
             self._visit.writer.write(_CONTINUE)
 
     def _request_headers(self) -> list[tuple[str, str]]:
-        default = self._asked.port == 80
-        bare = str(self._asked).removesuffix(":80") if default else str(self._asked)
+        default = self._destination.port == 80
+        bare = str(self._destination).removesuffix(":80") if default else str(self._destination)
         headers = [("Host", bare), *http1.end_to_end_headers(self._head, _FRAMING_NAMES)]
         if self._length is None:
             headers.append(("Transfer-Encoding", "chunked"))
@@ -160,13 +160,13 @@ class ForwardedRequest:
             try:
                 answer = await http1.read_answer(self._reader)
             except OSError:
-                raise BadAnswer(f"{self._asked} ended the connection before it answered") from None
+                raise BadAnswer(f"{self._destination} ended the connection before it answered") from None
             if answer.status == 101 and self._upgrade is None:
-                raise BadAnswer(f"{self._asked} wants to speak something else than HTTP")
+                raise BadAnswer(f"{self._destination} wants to speak something else than HTTP")
             if answer.status >= 200 or answer.status == 101:
                 return answer
             await asyncio.sleep(0)  # they may all be there already, and others have their turn
-        raise BadAnswer(f"{self._asked} announces an answer and never gives one")
+        raise BadAnswer(f"{self._destination} announces an answer and never gives one")
 
     def _answer_headers(
         self, answer: HttpHead, length: int | None, connection: str, chunks: bool = False

@@ -170,14 +170,14 @@ class InterceptedRequests:
     def __init__(
         self,
         visit: EgressConnection,
-        asked: Destination,
+        destination: Destination,
         end: TlsServerStream,
         dialler: Dialler,
         trust: ssl.SSLContext,
         masks: SecretMasks,
     ):
         self._visit = visit
-        self._asked = asked
+        self._destination = destination
         self._end = end
         self._dialler = dialler
         self._trust = trust
@@ -196,7 +196,9 @@ class InterceptedRequests:
         except EgressRefusal as refusal:
             await self._answer_refusal(refusal)
         except OSError as error:
-            await self._answer_refusal(BadAnswer(f"the connection to {self._asked} broke: {_error_reason(error)}"))
+            await self._answer_refusal(
+                BadAnswer(f"the connection to {self._destination} broke: {_error_reason(error)}")
+            )
 
     async def _serve_requests(self) -> None:
         for _ in range(MAX_REQUESTS):
@@ -211,7 +213,7 @@ class InterceptedRequests:
         self._meter.count_sent(len(http1.write_head(" ".join(head.start), head.headers)))
         far = await self._open_connection()
         door = self._visit.door
-        policy, secrets = door.policy, door.secrets_for(self._asked.host)
+        policy, secrets = door.policy, door.secrets_for(self._destination.host)
         mask = await self._masks.of(policy, secrets)
         far[1].write(self._rewritten_head(head, secrets))
         await far[1].drain()
@@ -233,12 +235,12 @@ class InterceptedRequests:
 
     def _check_request(self, head: HttpHead) -> None:
         """Raises EgressRefusal; PolicyDenied, too, where the policy has changed meanwhile."""
-        self._visit.door.rulebooks.check(self._asked)
+        self._visit.door.rulebooks.check(self._destination)
         if head.method in ("TRACE", "CONNECT"):
             raise MethodNotForwarded(f"{head.method} is not passed on to hosts that get secrets")
         if not head.target.startswith("/") and (head.method, head.target) != ("OPTIONS", "*"):
             raise BadRequest("the target of a request to a host with secrets must begin with /")
-        forward.check_host(head, self._asked)
+        forward.check_host(head, self._destination)
         if (head.single_value("expect") or "100-continue").lower() != "100-continue":
             raise forward.UnsupportedExpectation("the only expectation is 100-continue")
         if "upgrade" in _header_words(head, "connection") and not _is_websocket(head):
@@ -247,7 +249,7 @@ class InterceptedRequests:
     def _rewritten_head(self, head: HttpHead, secrets: Sequence[Secret]) -> bytes:
         """The request's head as it goes on. Raises BadRequest where the secrets make it too long."""
         own = http1.end_to_end_headers(head, without=(*FRAMING_HEADERS, _EXTENSIONS))
-        host = str(self._asked).removesuffix(":443")
+        host = str(self._destination).removesuffix(":443")
         headers = [("host", host), *add_secrets(own, secrets), ("accept-encoding", "identity"), *_framing_headers(head)]
         return http1.write_head(f"{head.method} {head.target} HTTP/1.1", headers)
 
@@ -258,7 +260,7 @@ class InterceptedRequests:
             if time.monotonic() - self._used_at < KEEP_ALIVE_SECONDS:
                 return far
             far[1].transport.abort()
-        self._far = far = await self._dialler.connect(self._visit, self._asked, self._trust)
+        self._far = far = await self._dialler.connect(self._visit, self._destination, self._trust)
         return far
 
     async def _send_body(self, head: HttpHead, writer: asyncio.StreamWriter) -> None:
@@ -282,7 +284,7 @@ class InterceptedRequests:
             return await self._become_websocket(answer, mask, far)
         length = 0 if head.method == "HEAD" or answer.status in (204, 304) else answer.answer_length
         if length != 0 and any(each.lower() not in ("", "identity") for each in answer.all("content-encoding")):
-            raise BadAnswer(f"{self._asked} answered in an encoding, though none was requested")
+            raise BadAnswer(f"{self._destination} answered in an encoding, though none was requested")
         modern, endless = head.start[2] == "HTTP/1.1", length in (None, UNTIL_CLOSED)
         goes_on = modern and "close" not in _header_words(head, "connection")
         framing = [("transfer-encoding", "chunked")] if modern and endless else []
@@ -300,10 +302,10 @@ class InterceptedRequests:
         for _ in range(forward.MAX_INTERIM_ANSWERS):
             answer = await http1.read_answer(reader)
             if answer.status == 101 and not (_is_websocket(head) and _is_websocket(answer)):
-                raise BadAnswer(f"{self._asked} wants to speak something else than HTTP")
+                raise BadAnswer(f"{self._destination} wants to speak something else than HTTP")
             if answer.status >= 200 or answer.status == 101:
                 return answer
-        raise BadAnswer(f"{self._asked} announces an answer and never gives one")
+        raise BadAnswer(f"{self._destination} announces an answer and never gives one")
 
     async def _pass_on_head(self, answer: HttpHead, mask: SecretMask, framing: list[tuple[str, str]]) -> None:
         own = http1.end_to_end_headers(answer, without=("transfer-encoding",))
@@ -325,7 +327,7 @@ class InterceptedRequests:
     async def _become_websocket(self, answer: HttpHead, mask: SecretMask, far: Streams) -> bool:
         """Passes on frames. The server's are inspected: they are neither compressed nor masked."""
         if answer.all(_EXTENSIONS):
-            raise BadAnswer(f"{self._asked} uses extensions of WebSockets that were not requested")
+            raise BadAnswer(f"{self._destination} uses extensions of WebSockets that were not requested")
         await self._pass_on_head(answer, mask, [("connection", "Upgrade"), ("upgrade", WEBSOCKET)])
         down = self._pass_on_frames(far[0], mask)
         async with _run_together(copy_stream(self._end.reader, far[1], self._meter.count_sent), down) as both:
@@ -339,7 +341,7 @@ class InterceptedRequests:
             async for frame in secrets.masked_frames(reader, mask, self._meter.count_received):
                 await self._end.write(frame)
         except asyncio.IncompleteReadError:
-            raise BadAnswer(f"{self._asked} broke off in the middle of a message") from None
+            raise BadAnswer(f"{self._destination} broke off in the middle of a message") from None
 
     async def _answer_refusal(self, refusal: EgressRefusal) -> None:
         """Sends a refusal in place of an answer. Where one has begun already, the connection is reset."""
@@ -381,8 +383,8 @@ def _header_words(head: HttpHead, name: str) -> set[str]:
 
 
 def _is_websocket(head: HttpHead) -> bool:
-    asked = "upgrade" in _header_words(head, "connection") and _header_words(head, "upgrade") == {WEBSOCKET}
-    return asked and (head.method == "GET" or head.start[1] == "101") and head.body_length == 0
+    upgrades = "upgrade" in _header_words(head, "connection") and _header_words(head, "upgrade") == {WEBSOCKET}
+    return upgrades and (head.method == "GET" or head.start[1] == "101") and head.body_length == 0
 
 
 def _framing_headers(head: HttpHead) -> list[tuple[str, str]]:
@@ -413,25 +415,25 @@ class TlsInterception:
         self._masks: WeakKeyDictionary[SandboxEgress, SecretMasks] = WeakKeyDictionary()
         self._turn = asyncio.Lock()
 
-    async def intercept_tls(self, visit: EgressConnection, asked: Destination, said: bytes) -> None:
-        """Serves the requests of a program that may go to `asked`, until it has no more.
+    async def intercept_tls(self, visit: EgressConnection, destination: Destination, said: bytes) -> None:
+        """Serves the requests of a program that may go to `destination`, until it has no more.
 
         `said` are the bytes that it has sent already. Raises EgressRefusal if they are not TLS, or are meant for
         another host.
         """
         authority = visit.door.authority
         if authority is None:
-            raise NoAuthority(f"{asked.host} has got secrets only now, and programs do not trust the proxy yet")
+            raise NoAuthority(f"{destination.host} has got secrets only now, and programs do not trust the proxy yet")
         trust = await self._trust_context()
-        context = authority.known(asked.host)
+        context = authority.known(destination.host)
         if context is None:
-            context = await asyncio.to_thread(authority.context_for, asked.host)
+            context = await asyncio.to_thread(authority.context_for, destination.host)
         end = TlsServerStream(visit.reader, visit.writer, context, said)
         visit.say_no = streams.silent_refusal  # TLS reports the failure itself
-        await _shake_hands(end, asked, visit.door.config.request_seconds)
+        await _shake_hands(end, destination, visit.door.config.request_seconds)
         async with end:
             masks = self._masks.setdefault(visit.door, SecretMasks(self._turn))
-            await InterceptedRequests(visit, asked, end, self._dialler, trust, masks).serve()
+            await InterceptedRequests(visit, destination, end, self._dialler, trust, masks).serve()
 
     async def _trust_context(self) -> ssl.SSLContext:
         if self._trust is None:
@@ -450,17 +452,17 @@ def _system_trust() -> ssl.SSLContext:
     return context
 
 
-async def _shake_hands(end: TlsServerStream, asked: Destination, seconds: float) -> None:
+async def _shake_hands(end: TlsServerStream, destination: Destination, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
             await end.complete_handshake()
     except TimeoutError:
         raise RequestTooSlow(f"it took longer than {seconds:g} s over its TLS handshake") from None
     except ssl.SSLError as error:
-        raise BadRequest(_why_no_tls(asked, error)) from None
+        raise BadRequest(_why_no_tls(destination, error)) from None
 
 
-def _why_no_tls(asked: Destination, error: ssl.SSLError) -> str:
+def _why_no_tls(destination: Destination, error: ssl.SSLError) -> str:
     if error.reason == "CALLBACK_FAILED":
-        return f"the TLS server name is not {asked.host}"
+        return f"the TLS server name is not {destination.host}"
     return f"no TLS with the program: {error.reason or 'it broke off'}; does it trust $SSL_CERT_FILE?"

@@ -194,7 +194,7 @@ class ConnectionAttempt:
         self._journal = journal
         self._began_at, self._clock = time.time(), time.monotonic()
         self.protocol: EntryProtocol = protocol
-        self.asked: Destination | None = None
+        self.destination: Destination | None = None
         self.host = ""  # empty if the request names no valid destination
         self.package = ""  # of an index: its kind and name, both checked
         self.let_through = False
@@ -215,10 +215,10 @@ class ConnectionAttempt:
     @property
     def open_entry(self) -> NetworkEntry | None:
         """The entry so far. None where the attempt has ended, or has no destination yet."""
-        return None if self._written or self.asked is None else self._make_entry("open", "")
+        return None if self._written or self.destination is None else self._make_entry("open", "")
 
     def _make_entry(self, verdict: EntryVerdict, reason: str) -> NetworkEntry:
-        host, port = (self.asked.host, self.asked.port) if self.asked else (self.host, 0)
+        host, port = (self.destination.host, self.destination.port) if self.destination else (self.host, 0)
         return NetworkEntry(
             at=self._began_at,
             protocol=self.protocol,

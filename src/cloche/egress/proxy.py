@@ -75,11 +75,11 @@ async def _read_connect(visit: EgressConnection) -> Destination:
     host = await _read_host(visit, kind)
     port = int.from_bytes(await visit.reader.readexactly(2), "big")
     visit.attempt.host = host
-    asked = parse_destination(host, port)
-    visit.attempt.asked = asked
+    destination = parse_destination(host, port)
+    visit.attempt.destination = destination
     if command != _CONNECT:
         raise UnsupportedSocksCommand("of SOCKS5 only CONNECT is served")
-    return asked
+    return destination
 
 
 async def _read_host(visit: EgressConnection, kind: int) -> str:
@@ -155,30 +155,30 @@ class ProxyDispatcher:
             )
         await self._packages(visit, head)
 
-    async def _intercept_tls(self, visit: EgressConnection, asked: Destination, said: bytes) -> None:
+    async def _intercept_tls(self, visit: EgressConnection, destination: Destination, said: bytes) -> None:
         """TLS to a host that gets secrets. `said` are the bytes of it that the program has sent."""
         if self._interception is None:
             from cloche.egress.interception import TlsInterception
 
             self._interception = TlsInterception(self._dialler)
-        await self._interception.intercept_tls(visit, asked, said)
+        await self._interception.intercept_tls(visit, destination, said)
 
     async def _forward_plain(self, visit: EgressConnection, head: HttpHead) -> None:
         visit.attempt.protocol = "http"
-        asked, path = forward.split_target(head.target)
-        visit.attempt.asked = asked
-        forward.check_host(head, asked)
+        destination, path = forward.split_target(head.target)
+        visit.attempt.destination = destination
+        forward.check_host(head, destination)
         head.body_length  # noqa: B018  # an ambiguous head is refused before any connection is made
-        far = await self._dialler.connect(visit, asked)
-        await forward.ForwardedRequest(visit, head, asked, far).run(path)
+        far = await self._dialler.connect(visit, destination)
+        await forward.ForwardedRequest(visit, head, destination, far).run(path)
         visit.attempt.end("allowed")
 
 
 def _connect_destination(head: HttpHead) -> Destination:
     """Raises BadRequest, InvalidDestination."""
-    asked = parse_authority(head.target, None)
+    destination = parse_authority(head.target, None)
     if head.all("transfer-encoding") or head.single_value("content-length") not in (None, "0"):
         raise BadRequest("CONNECT has no body")
     if head.single_value("host") is not None:
-        forward.check_host(head, asked)
-    return asked
+        forward.check_host(head, destination)
+    return destination

@@ -158,9 +158,9 @@ def is_own_address(address: Address) -> bool:
 def _route_is_local(address: Address) -> bool:
     """Whether the way there ends in this host. Raises OSError."""
     target = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(address.packed), _DESTINATION) + address.packed
-    asked = _ROUTE.pack(_address_family(address), address.max_prefixlen, 0, 0, 0, 0, 0, 0, 0) + target
+    message = _ROUTE.pack(_address_family(address), address.max_prefixlen, 0, 0, 0, 0, 0, 0, 0) + target
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, _NETLINK_ROUTE) as kernel:
-        kernel.send(_HEADER.pack(_HEADER.size + len(asked), _GET_ROUTE, _REQUEST, 1, 0) + asked)
+        kernel.send(_HEADER.pack(_HEADER.size + len(message), _GET_ROUTE, _REQUEST, 1, 0) + message)
         reply = kernel.recv(4096)  # it is there as soon as the question was taken
     kind = _HEADER.unpack_from(reply)[1]
     if kind == _ERROR:
@@ -224,35 +224,39 @@ class PolicyRules:
         self._rules = [_parse_rule(rule) for rule in policy.ordered]
         self._whose = whose
 
-    def check(self, asked: Destination) -> None:
+    def check(self, destination: Destination) -> None:
         """Whether it may be tried at all, before anything is looked up. Raises PolicyDenied."""
-        rule = self.rule_for(asked)
+        rule = self.rule_for(destination)
         if rule is None:
-            raise PolicyDenied(f"{asked} is not allowed by the {self._whose}")
+            raise PolicyDenied(f"{destination} is not allowed by the {self._whose}")
         if not rule.allows:
-            raise PolicyDenied(f"{asked} is denied by the {self._whose}: {rule.text}")
+            raise PolicyDenied(f"{destination} is denied by the {self._whose}: {rule.text}")
 
-    def rule_for(self, asked: Destination) -> EgressRule | None:
+    def rule_for(self, destination: Destination) -> EgressRule | None:
         """The rule that decides; None where there is none, which is a denial."""
-        matching = (each for each in self._rules if each.has_port(asked.port) and self._rule_matches(each, asked))
+        matching = (
+            each for each in self._rules if each.has_port(destination.port) and self._rule_matches(each, destination)
+        )
         return next(matching, None)
 
-    def check_address(self, asked: Destination, address: Address) -> None:
+    def check_address(self, destination: Destination, address: Address) -> None:
         """Whether a name that was allowed may lead there: a network that is denied first may not be. Raises
         PolicyDenied.
         """
         for rule in self._rules:
-            if not rule.has_port(asked.port):
+            if not rule.has_port(destination.port):
                 continue
-            if self._rule_matches(rule, asked) or (rule.allows and rule.has_address(address)):
+            if self._rule_matches(rule, destination) or (rule.allows and rule.has_address(address)):
                 return
             if rule.has_address(address):
-                raise PolicyDenied(f"{asked.host} resolves to an address denied by the {self._whose}: {rule.text}")
+                raise PolicyDenied(
+                    f"{destination.host} resolves to an address denied by the {self._whose}: {rule.text}"
+                )
 
-    def _rule_matches(self, rule: EgressRule, asked: Destination) -> bool:
-        if asked.address is None:
-            return rule.has_name(asked.host)
-        return rule.pattern.name == "*" or rule.has_address(asked.address)
+    def _rule_matches(self, rule: EgressRule, destination: Destination) -> bool:
+        if destination.address is None:
+            return rule.has_name(destination.host)
+        return rule.pattern.name == "*" or rule.has_address(destination.address)
 
 
 class SandboxRules:
@@ -266,21 +270,21 @@ class SandboxRules:
     def replace(self, own: NetworkPolicy) -> None:
         self._own = PolicyRules(own, "sandbox's network policy")
 
-    def check(self, asked: Destination) -> None:
+    def check(self, destination: Destination) -> None:
         """Raises PolicyDenied."""
-        self._own.check(asked)
-        self._bound.check(asked)
-        if asked.address is not None:
-            self._check_forbidden(asked, asked.address)
+        self._own.check(destination)
+        self._bound.check(destination)
+        if destination.address is not None:
+            self._check_forbidden(destination, destination.address)
 
-    def allowed_addresses(self, asked: Destination, found: Iterable[Address]) -> list[Address]:
+    def allowed_addresses(self, destination: Destination, found: Iterable[Address]) -> list[Address]:
         """The addresses of a name that may be connected to. Raises PolicyDenied where none may be."""
-        allowed, why = [], f"{asked.host} has no address"
+        allowed, why = [], f"{destination.host} has no address"
         for address in map(unmapped_address, found):
             try:
-                self._own.check_address(asked, address)
-                self._bound.check_address(asked, address)
-                self._check_forbidden(asked, address)
+                self._own.check_address(destination, address)
+                self._bound.check_address(destination, address)
+                self._check_forbidden(destination, address)
             except PolicyDenied as denied:
                 why = str(denied)
             else:
@@ -289,21 +293,21 @@ class SandboxRules:
             raise PolicyDenied(why)
         return allowed
 
-    def check_again(self, asked: Destination, reached: Address | None) -> None:
+    def check_again(self, destination: Destination, reached: Address | None) -> None:
         """Checks the destination and the address of an open connection. Raises PolicyDenied."""
-        self.check(asked)
-        if reached is not None and asked.address is None:
-            self.allowed_addresses(asked, [reached])
+        self.check(destination)
+        if reached is not None and destination.address is None:
+            self.allowed_addresses(destination, [reached])
 
-    def _check_forbidden(self, asked: Destination, address: Address) -> None:
+    def _check_forbidden(self, destination: Destination, address: Address) -> None:
         if any(address.version == each.version and address in each for each in self._internal):
             return
-        leads = "is" if asked.address is not None else "leads to"  # not where: names of a network are its own
+        leads = "is" if destination.address is not None else "leads to"  # not where: names of a network are its own
         for network, reason in FORBIDDEN_NETWORKS:
             if address.version == network.version and address in network:
-                raise PolicyDenied(f"{asked.host} {leads} no public address: {reason}")
+                raise PolicyDenied(f"{destination.host} {leads} no public address: {reason}")
         if is_own_address(address):
-            raise PolicyDenied(f"{asked.host} {leads} an address of this host itself")
+            raise PolicyDenied(f"{destination.host} {leads} an address of this host itself")
 
 
 def _load_forbidden() -> list[tuple[IpNetwork, str]]:

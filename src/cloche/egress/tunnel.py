@@ -41,24 +41,29 @@ class EgressTunnel:
     """`established` is sent to the program when it may speak. `intercept` serves hosts that get secrets."""
 
     def __init__(
-        self, visit: EgressConnection, asked: Destination, dialler: Dialler, intercept: Intercept, established: bytes
+        self,
+        visit: EgressConnection,
+        destination: Destination,
+        dialler: Dialler,
+        intercept: Intercept,
+        established: bytes,
     ):
         self._visit = visit
-        self._asked = asked
+        self._destination = destination
         self._dialler = dialler
         self._intercepted = intercept
         self._established = established
-        self._has_secrets = bool(visit.door.secrets_for(asked.host))
+        self._has_secrets = bool(visit.door.secrets_for(destination.host))
 
     async def run(self) -> None:
         """Raises EgressRefusal."""
-        if self._asked.port != TLS_PORT:
+        if self._destination.port != TLS_PORT:
             await self._tunnel_any()
         elif self._has_secrets:
-            self._dialler.check(self._visit, self._asked)
+            self._dialler.check(self._visit, self._destination)
             await self._intercept_hello(await self._await_hello())
         else:
-            far = await self._dialler.connect(self._visit, self._asked)
+            far = await self._dialler.connect(self._visit, self._destination)
             hello = await self._await_hello()
             if hello is not None:
                 await relay_streams(self._visit, far, self._pass_handshake(hello))
@@ -81,10 +86,10 @@ class EgressTunnel:
         return hello
 
     def _check_name(self, hello: ClientHello) -> None:
-        wanted = self._asked.host if self._asked.address is None else None
-        if hello.name != wanted:
+        expected = self._destination.host if self._destination.address is None else None
+        if hello.name != expected:
             named = f"names {hello.name}" if hello.name is not None else "names no server"
-            raise PolicyDenied(f"the connection is for {self._asked.host}, and its TLS handshake {named}"[:400])
+            raise PolicyDenied(f"the connection is for {self._destination.host}, and its TLS handshake {named}"[:400])
 
     async def _pass_handshake(self, hello: ClientHello) -> AsyncIterator[bytes]:
         yield hello.raw
@@ -94,11 +99,11 @@ class EgressTunnel:
 
     async def _intercept_hello(self, hello: ClientHello | None) -> None:
         if hello is not None:
-            await self._intercepted(self._visit, self._asked, hello.raw)
+            await self._intercepted(self._visit, self._destination, hello.raw)
 
     async def _tunnel_any(self) -> None:
         """The program's first bytes decide; until then the server may speak, as those of SSH and SMTP do."""
-        far = await self._dialler.connect(self._visit, self._asked)
+        far = await self._dialler.connect(self._visit, self._destination)
         self._send_established()
         try:
             await relay_streams(self._visit, far, self._opening_bytes())
@@ -144,16 +149,16 @@ class EgressTunnel:
         return bytes(line.said)
 
     async def _forward_http(self, far: Streams, line: bytes) -> None:
-        visit, asked = self._visit, self._asked
+        visit, destination = self._visit, self._destination
         visit.say_no = streams.http_refusal
         async with request_deadline(visit):
             head = await http1.read_head(visit.reader, line)
         if head is None or visit.attempt.received_bytes:
-            raise EgressRefusal(f"{asked} sent data before a request, which no HTTP server does")
-        forward.check_host(head, asked)
+            raise EgressRefusal(f"{destination} sent data before a request, which no HTTP server does")
+        forward.check_host(head, destination)
         if not head.target.startswith("/"):
             raise http1.BadRequest("the target of a request inside of a tunnel must begin with /")
-        await forward.ForwardedRequest(visit, head, asked, far, upgrades=True).run(head.target)
+        await forward.ForwardedRequest(visit, head, destination, far, upgrades=True).run(head.target)
 
 
 class FirstLineDetector:

@@ -134,22 +134,22 @@ class Gateway:
     def trace(self, request: str, owner: str) -> RequestTrace:
         return RequestTrace(request, owner, self._record_step, capture=self.config.gateway.capture)
 
-    def turn(self, asked: TurnRequest, trace: RequestTrace) -> Turn:
+    def turn(self, request: TurnRequest, trace: RequestTrace) -> Turn:
         """Raises ModelNotFound."""
-        upstream = self.upstreams.find(asked.model)
-        place = self._new_turn_container(asked, trace) if asked.code is not None else None
+        upstream = self.upstreams.find(request.model)
+        place = self._new_turn_container(request, trace) if request.code is not None else None
         return Turn(
             upstream,
-            asked,
+            request,
             place,
             self.config.gateway,
             trace,
             partial(inline_stored_files, self.gateway_store.files, trace.owner),
         )
 
-    def _new_turn_container(self, asked: TurnRequest, trace: RequestTrace) -> TurnContainer:
+    def _new_turn_container(self, request: TurnRequest, trace: RequestTrace) -> TurnContainer:
         return TurnContainer(
-            self.containers, self.container_files, self.gateway_store.files, self.config, trace.owner, asked, trace
+            self.containers, self.container_files, self.gateway_store.files, self.config, trace.owner, request, trace
         )
 
     def _record_step(self, step: StepRecord) -> None:

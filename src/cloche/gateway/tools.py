@@ -60,7 +60,7 @@ def is_mistaken_python_name(name: Any, tools: Iterable[Item]) -> bool:
 
 
 def select_tools(
-    asked: TurnRequest, python: str, *, has_code: bool, first: bool, may_run: bool, may_host: bool, notes: list[str]
+    request: TurnRequest, python: str, *, has_code: bool, first: bool, may_run: bool, may_host: bool, notes: list[str]
 ) -> tuple[list[Item], Any]:
     """Returns the tools and the choice.
 
@@ -68,10 +68,10 @@ def select_tools(
 
     `may_run` is whether code may still run, `may_host` whether the upstream may still use tools of its own.
     """
-    choice = _convert_choice(asked.tool_choice, python)
+    choice = _convert_choice(request.tool_choice, python)
     if not first:
         choice = _unforce_choice(choice)
-    tools = asked.tools if may_host else [tool for tool in asked.tools if tool.get("type") in CLIENT_TOOLS]
+    tools = request.tools if may_host else [tool for tool in request.tools if tool.get("type") in CLIENT_TOOLS]
     if has_code and (may_run or not tools):
         # Without any tool, some upstreams refuse a transcript that has calls.
         tools = [*tools, _python_tool(python, notes)]

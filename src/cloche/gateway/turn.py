@@ -188,7 +188,7 @@ class Turn:
     def __init__(
         self,
         upstream: ModelUpstream,
-        asked: TurnRequest,
+        request: TurnRequest,
         workplace: TurnContainer | None,
         settings: Settings,
         trace: RequestTrace,
@@ -196,21 +196,21 @@ class Turn:
     ):
         self._upstream = upstream
         self._inlined = inlined
-        self._asked = asked
+        self._request = request
         self._workplace = workplace
         self._settings = settings
         self._trace = trace
-        self._python = tooling.choose_python_name(asked.tools)
-        self._citations = Citations(workplace, every_file=asked.cite_new_files or settings.cite_new_files)
+        self._python = tooling.choose_python_name(request.tools)
+        self._citations = Citations(workplace, every_file=request.cite_new_files or settings.cite_new_files)
         self._code_calls_left = settings.code_calls
         self._outputs_left = self._telling_left = settings.outputs_bytes
         self._seen_pictures = PictureLimit() if upstream.vision else None
-        self._tool_calls_left = asked.max_tool_calls  # code, and tools that the upstream has itself
+        self._tool_calls_left = request.max_tool_calls  # code, and tools that the upstream has itself
         self._stubborn_legs = 0
         self._next_index = 0
         self._legs = 0
-        self._given: list[Item] = [*asked.history, *asked.items]  # as the model is shown it, without files
-        self.transcript: list[Item] = list(asked.items)
+        self._given: list[Item] = [*request.history, *request.items]  # as the model is shown it, without files
+        self.transcript: list[Item] = list(request.items)
         self.tokens = TokenUsage()
         self.ran_code = False  # whether it would be wrong to simply try again
 
@@ -223,7 +223,7 @@ class Turn:
             await self._workplace.prepare()
             self._given = self._workplace.shown(self._given)
         else:
-            self._given = await self._inlined(self._asked.history, self._asked.items)
+            self._given = await self._inlined(self._request.history, self._request.items)
 
     async def stream_events(self) -> AsyncGenerator[TurnEvent, None]:
         """Yields the events. Raises UpstreamFailed, and the engine's errors where no sandbox is available."""
@@ -243,16 +243,16 @@ class Turn:
 
     @property
     def _is_out_of_tokens(self) -> bool:
-        most = self._asked.max_output_tokens
+        most = self._request.max_output_tokens
         return most is not None and most - self.tokens.output < MIN_CALL_TOKENS
 
     # -- preparation of a model call
 
     def call(self) -> ModelCall:
         """Returns the next model call."""
-        asked = self._asked
+        request = self._request
         tools, choice = tooling.select_tools(
-            asked,
+            request,
             self._python,
             has_code=self._workplace is not None,
             first=self._legs == 0,
@@ -262,14 +262,14 @@ class Turn:
         )
         self._legs += 1
         return ModelCall(
-            model=asked.model,
-            items=[*self._given, *self.transcript[len(asked.items) :]],
-            instructions=asked.instructions,
+            model=request.model,
+            items=[*self._given, *self.transcript[len(request.items) :]],
+            instructions=request.instructions,
             tools=tools,
             tool_choice=choice,
             max_output_tokens=self._output_tokens_left(),
             max_tool_calls=self._tool_calls_left or None,
-            options=asked.options,
+            options=request.options,
             request_id=self._trace.request,
         )
 
@@ -278,7 +278,7 @@ class Turn:
         finished: AnswerFinished | None = None
         call_ids, unwrapped = CallIdRewriter(call.items), ParallelCallSplitter(call.tools)
         with self._trace.step("model_call", model=call.model, leg=self._legs) as step:
-            self._trace.capture_prompt(step, self._asked.items if self._legs == 1 else [])
+            self._trace.capture_prompt(step, self._request.items if self._legs == 1 else [])
             async with contextlib.aclosing(self._upstream.call_model(call)) as turn_events:
                 async for turn_event in turn_events:
                     step.first()
@@ -303,7 +303,9 @@ class Turn:
         """Whether a call is one of our function. Small models do not always use the name that they were shown."""
         if self._workplace is None or item.get("type") != "function_call" or item.get("namespace"):
             return False
-        return item.get("name") == self._python or tooling.is_mistaken_python_name(item.get("name"), self._asked.tools)
+        return item.get("name") == self._python or tooling.is_mistaken_python_name(
+            item.get("name"), self._request.tools
+        )
 
     def take_code_call(self) -> bool:
         """Counts a code call. Whether it may run."""
@@ -353,7 +355,7 @@ class Turn:
         return self.turn_container.preface_output(sight.result(self._settings.model_output_bytes, self._seen_pictures))
 
     def _output_tokens_left(self) -> int | None:
-        most = self._asked.max_output_tokens
+        most = self._request.max_output_tokens
         return None if most is None else most - self.tokens.output
 
 

@@ -52,17 +52,17 @@ class TurnContainer:
         stored: StoredFiles,
         config: Config,
         owner: str,
-        asked: TurnRequest,
+        request: TurnRequest,
         trace: RequestTrace,
     ):
-        assert asked.code is not None
+        assert request.code is not None
         self._containers = containers
         self._files = files
         self._stored = stored
         self._config = config
         self._owner = owner
-        self._asked = asked
-        self._code: CodeTool = asked.code
+        self._request = request
+        self._code: CodeTool = request.code
         self._trace = trace
         self._container: Container | None = None
         self._previous: str | None = None  # the sandbox of the container that is replaced
@@ -85,8 +85,8 @@ class TurnContainer:
         await self._containers.limits_of(self._code.memory)
         if self._code.network is not None:
             self._containers.check_network(self._code.network)
-        asked = self._asked
-        await self._attachments.take(self._stored, self._owner, self._code.file_ids, asked.items, asked.history)
+        request = self._request
+        await self._attachments.take(self._stored, self._owner, self._code.file_ids, request.items, request.history)
         self._container = await self._find_container()
         if self._container is not None:
             await self._place_attachments(self._container)
@@ -204,7 +204,7 @@ class TurnContainer:
             return await self._containers.get(self._owner, self._code.container)
         if self._code.session is not None:
             return await self._find_by_session(self._code.session)
-        known = self._asked.known_container
+        known = self._request.known_container
         return None if known is None else await self._find_if_alive(known)
 
     async def _find_by_session(self, session: str) -> Container | None:

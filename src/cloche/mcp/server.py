@@ -192,43 +192,43 @@ class McpHandlers:
         self._listening = ListenHandler(self._bus)
         self._described: dict[str, dict[str, Any]] = {}
 
-    async def list_tools(self, context: McpContext, asked: types.PaginatedRequestParams | None) -> Any:
+    async def list_tools(self, context: McpContext, params: types.PaginatedRequestParams | None) -> Any:
         if not self._described:
             self._described = {each.name: tools.describe_tool(each) for each in tools.TOOLS}
         allowed = context.lifespan_context.tools
         return _complete_result({"tools": [each for name, each in self._described.items() if name in allowed]})
 
-    async def call_tool(self, context: McpContext, asked: types.CallToolRequestParams) -> Any:
+    async def call_tool(self, context: McpContext, params: types.CallToolRequestParams) -> Any:
         told = PackageClientChannel(context, self._bus)
-        calling = tools.call_tool(context.lifespan_context, told, asked.name, asked.arguments)
+        calling = tools.call_tool(context.lifespan_context, told, params.name, params.arguments)
         return _complete_result((await map_errors(cancel_once(calling))).encode())
 
-    async def list_resources(self, context: McpContext, asked: types.PaginatedRequestParams | None) -> Any:
-        cursor = asked.cursor if asked is not None else None
+    async def list_resources(self, context: McpContext, params: types.PaginatedRequestParams | None) -> Any:
+        cursor = params.cursor if params is not None else None
         return _complete_result(await map_errors(list_resources(context.lifespan_context, cursor)))
 
-    async def list_templates(self, context: McpContext, asked: types.PaginatedRequestParams | None) -> Any:
+    async def list_templates(self, context: McpContext, params: types.PaginatedRequestParams | None) -> Any:
         return _complete_result({"resourceTemplates": RESOURCE_TEMPLATES})
 
-    async def read_resource(self, context: McpContext, asked: types.ReadResourceRequestParams) -> Any:
-        return _complete_result(await map_errors(read_resource(context.lifespan_context, str(asked.uri))))
+    async def read_resource(self, context: McpContext, params: types.ReadResourceRequestParams) -> Any:
+        return _complete_result(await map_errors(read_resource(context.lifespan_context, str(params.uri))))
 
-    async def subscribe(self, context: McpContext, asked: types.SubscribeRequestParams) -> types.EmptyResult:
+    async def subscribe(self, context: McpContext, params: types.SubscribeRequestParams) -> types.EmptyResult:
         workspace, session = context.lifespan_context, context.session
-        await map_errors(cancel_once(workspace.watch(str(asked.uri), session.send_resource_updated)))
+        await map_errors(cancel_once(workspace.watch(str(params.uri), session.send_resource_updated)))
         return types.EmptyResult()
 
-    async def unsubscribe(self, context: McpContext, asked: types.UnsubscribeRequestParams) -> types.EmptyResult:
-        context.lifespan_context.watches.remove(str(asked.uri))
+    async def unsubscribe(self, context: McpContext, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
+        context.lifespan_context.watches.remove(str(params.uri))
         return types.EmptyResult()
 
-    async def listen(self, context: McpContext, asked: types.SubscriptionsListenRequestParams) -> Any:
+    async def listen(self, context: McpContext, params: types.SubscriptionsListenRequestParams) -> Any:
         """The same as `subscribe`, in the form of the protocol since 2026-07-28."""
-        workspace, uris = context.lifespan_context, asked.notifications.resource_subscriptions or []
+        workspace, uris = context.lifespan_context, params.notifications.resource_subscriptions or []
         for uri in uris:
             await map_errors(cancel_once(workspace.watch(str(uri), self._publish_update)))
         try:
-            return await self._listening(context, asked)
+            return await self._listening(context, params)
         finally:
             for uri in uris:
                 workspace.watches.remove(str(uri))
@@ -236,12 +236,12 @@ class McpHandlers:
     async def _publish_update(self, uri: str) -> None:
         await self._bus.publish(ResourceUpdated(uri))
 
-    async def list_prompts(self, context: McpContext, asked: types.PaginatedRequestParams | None) -> Any:
+    async def list_prompts(self, context: McpContext, params: types.PaginatedRequestParams | None) -> Any:
         return _complete_result({"prompts": PROMPTS})
 
-    async def get_prompt(self, context: McpContext, asked: types.GetPromptRequestParams) -> Any:
+    async def get_prompt(self, context: McpContext, params: types.GetPromptRequestParams) -> Any:
         async def fill() -> dict[str, Any]:
-            return fill_prompt(asked.name, asked.arguments)
+            return fill_prompt(params.name, params.arguments)
 
         return _complete_result(await map_errors(fill()))
 

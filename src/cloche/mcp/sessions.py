@@ -190,10 +190,10 @@ class McpSessions:
 
         Clients then fall back to a version with sessions.
         """
-        asked = request.headers.get(VERSION_HEADER)
-        if message.method != "server/discover" and (asked is None or asked in HANDSHAKE_PROTOCOL_VERSIONS):
+        version = request.headers.get(VERSION_HEADER)
+        if message.method != "server/discover" and (version is None or version in HANDSHAKE_PROTOCOL_VERSIONS):
             return None
-        data = {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": (asked or "")[:100]}
+        data = {"supported": list(HANDSHAKE_PROTOCOL_VERSIONS), "requested": (version or "")[:100]}
         words = "state is kept in sessions here: use initialize, of a version that has sessions"
         return Response(
             http.encode_error(message.id, http.UNSUPPORTED_VERSION, words, data), 400, media_type=http.JSON_TYPE
@@ -217,18 +217,18 @@ class McpSessions:
             self._register_session(session)
         return Response(body, headers={SESSION_HEADER: session.id} if begun else None, media_type=http.JSON_TYPE)
 
-    def _create_session(self, principal: Principal, asked: Mapping[str, str]) -> McpSession:
+    def _create_session(self, principal: Principal, options: Mapping[str, str]) -> McpSession:
         spec = SandboxSpec(
-            template=asked.get("template", "python"),
+            template=options.get("template", "python"),
             owner=principal.owner,
             metadata=SANDBOX_METADATA,
             lifetime_seconds=self._config.lifetime.max_seconds,
         )
         names = tools.ALL_TOOL_NAMES
-        if "tools" in asked:
-            names = tools.check_tool_names(frozenset(asked["tools"].split(",")))
+        if "tools" in options:
+            names = tools.check_tool_names(frozenset(options["tools"].split(",")))
         place = LocalSandboxBackend(self._engine, spec)
-        workspace = McpWorkspace(place, spec.template, attached=asked.get("sandbox", ""), tools=names)
+        workspace = McpWorkspace(place, spec.template, attached=options.get("sandbox", ""), tools=names)
         id, news = f"mcp_{secrets.token_hex(16)}", NotificationStream()
         connection = Connection.for_loop(news, session_id=id)
         runner = ServerRunner(self._server, connection, workspace, init_options=self._options)

@@ -74,10 +74,10 @@ class RunCodeOutput(StructuredOutput):
     seconds: float = 0.0
 
 
-async def run_code(call: McpToolCall, asked: RunCodeArguments) -> McpToolResult:
+async def run_code(call: McpToolCall, arguments: RunCodeArguments) -> McpToolResult:
     box = await call.workspace.box()
-    context = await call.workspace.context(box, asked.language, asked.context)
-    run = await (_run_with_progress if call.told.wants_progress else _run_quietly)(call, context, asked)
+    context = await call.workspace.context(box, arguments.language, arguments.context)
+    run = await (_run_with_progress if call.told.wants_progress else _run_quietly)(call, context, arguments)
     if run.files:
         await call.told.resources_changed()
     most_bytes = call.told.most_bytes
@@ -85,15 +85,17 @@ async def run_code(call: McpToolCall, asked: RunCodeArguments) -> McpToolResult:
     return McpToolResult(*blocks, given=_run_output(run, box.id, context.id, TextBudget(most_bytes)))
 
 
-async def _run_quietly(call: McpToolCall, context: backend.BackendContext, asked: RunCodeArguments) -> Run:
-    return await context.run(asked.code, env=asked.env, timeout_seconds=asked.timeout_seconds, input=asked.input)
+async def _run_quietly(call: McpToolCall, context: backend.BackendContext, arguments: RunCodeArguments) -> Run:
+    return await context.run(
+        arguments.code, env=arguments.env, timeout_seconds=arguments.timeout_seconds, input=arguments.input
+    )
 
 
-async def _run_with_progress(call: McpToolCall, context: backend.BackendContext, asked: RunCodeArguments) -> Run:
+async def _run_with_progress(call: McpToolCall, context: backend.BackendContext, arguments: RunCodeArguments) -> Run:
     """Runs the code, with its output as progress."""
     folding = RunFold()
     execution = await context.execute(
-        asked.code, env=asked.env, timeout_seconds=asked.timeout_seconds, input=asked.input
+        arguments.code, env=arguments.env, timeout_seconds=arguments.timeout_seconds, input=arguments.input
     )
     async with call.progress_report() as report, execution:
         while events := await execution.next_events():
@@ -195,38 +197,38 @@ class DoneOutput(StructuredOutput):
     done: bool
 
 
-async def list_contexts(call: McpToolCall, asked: NoArguments) -> McpToolResult:
+async def list_contexts(call: McpToolCall, arguments: NoArguments) -> McpToolResult:
     box = await call.workspace.box()
     found = [_describe_context(each) for each in await box.list_contexts()]
     lines = [f"{each.id}: {each.language}, in {each.cwd}" for each in found]
     return McpToolResult(text_block("\n".join(lines)), given=ContextsOutput(contexts=found))
 
 
-async def create_context(call: McpToolCall, asked: CreateContextArguments) -> McpToolResult:
+async def create_context(call: McpToolCall, arguments: CreateContextArguments) -> McpToolResult:
     box = await call.workspace.box()
-    made = _describe_context(await box.create_context(language=asked.language, cwd=asked.cwd))
+    made = _describe_context(await box.create_context(language=arguments.language, cwd=arguments.cwd))
     return McpToolResult(text_block(f"context {made.id} speaks {made.language}: give its id to run_code"), given=made)
 
 
-async def remove_context(call: McpToolCall, asked: ContextArguments) -> McpToolResult:
-    await (await call.workspace.box()).remove_context(asked.context)
-    return McpToolResult(text_block(f"context {asked.context} is gone"), given=DoneOutput(done=True))
+async def remove_context(call: McpToolCall, arguments: ContextArguments) -> McpToolResult:
+    await (await call.workspace.box()).remove_context(arguments.context)
+    return McpToolResult(text_block(f"context {arguments.context} is gone"), given=DoneOutput(done=True))
 
 
-async def restart_context(call: McpToolCall, asked: ContextArguments) -> McpToolResult:
-    await (await _find_context(call, asked.context)).restart()
-    words = f"context {asked.context} was restarted: its variables are gone, files are kept"
+async def restart_context(call: McpToolCall, arguments: ContextArguments) -> McpToolResult:
+    await (await _find_context(call, arguments.context)).restart()
+    words = f"context {arguments.context} was restarted: its variables are gone, files are kept"
     return McpToolResult(text_block(words), given=DoneOutput(done=True))
 
 
-async def interrupt_context(call: McpToolCall, asked: ContextArguments) -> McpToolResult:
-    done = await (await _find_context(call, asked.context)).interrupt()
+async def interrupt_context(call: McpToolCall, arguments: ContextArguments) -> McpToolResult:
+    done = await (await _find_context(call, arguments.context)).interrupt()
     words = "the code was interrupted" if done else "nothing runs there"
     return McpToolResult(text_block(words), given=DoneOutput(done=done))
 
 
-async def list_variables(call: McpToolCall, asked: ContextArguments) -> McpToolResult:
-    found = await (await _find_context(call, asked.context)).variables()
+async def list_variables(call: McpToolCall, arguments: ContextArguments) -> McpToolResult:
+    found = await (await _find_context(call, arguments.context)).variables()
     told = [
         VariableOutput(
             name=each.name,
@@ -266,15 +268,15 @@ class CheckpointOutput(StructuredOutput):
     context: str
 
 
-async def checkpoint(call: McpToolCall, asked: ContextArguments) -> McpToolResult:
-    mark = await (await _find_context(call, asked.context)).checkpoint()
+async def checkpoint(call: McpToolCall, arguments: ContextArguments) -> McpToolResult:
+    mark = await (await _find_context(call, arguments.context)).checkpoint()
     words = f"checkpoint {mark.id}: rollback takes the context's memory back to this moment"
-    return McpToolResult(text_block(words), given=CheckpointOutput(checkpoint=mark.id, context=asked.context))
+    return McpToolResult(text_block(words), given=CheckpointOutput(checkpoint=mark.id, context=arguments.context))
 
 
-async def rollback(call: McpToolCall, asked: RollbackArguments) -> McpToolResult:
-    await (await _find_context(call, asked.context)).rollback(asked.checkpoint)
-    words = f"context {asked.context} has the variables of {asked.checkpoint}; files are unchanged"
+async def rollback(call: McpToolCall, arguments: RollbackArguments) -> McpToolResult:
+    await (await _find_context(call, arguments.context)).rollback(arguments.checkpoint)
+    words = f"context {arguments.context} has the variables of {arguments.checkpoint}; files are unchanged"
     return McpToolResult(text_block(words), given=DoneOutput(done=True))
 
 

@@ -44,11 +44,11 @@ class CommandOutput(StructuredOutput):
     reason: str | None = None
 
 
-async def run_command(call: McpToolCall, asked: RunCommandArguments) -> McpToolResult:
+async def run_command(call: McpToolCall, arguments: RunCommandArguments) -> McpToolResult:
     box = await call.workspace.box()
-    seconds = asked.timeout_seconds or DEFAULT_SECONDS
-    how = {"cwd": asked.cwd, "env": asked.env, "timeout_seconds": seconds}
-    done = await run_to_end(call, box, asked.command, asked.stdin, **how)  # type: ignore[arg-type]  # of mixed values
+    seconds = arguments.timeout_seconds or DEFAULT_SECONDS
+    how = {"cwd": arguments.cwd, "env": arguments.env, "timeout_seconds": seconds}
+    done = await run_to_end(call, box, arguments.command, arguments.stdin, **how)  # type: ignore[arg-type]  # of mixed values
     await call.told.resources_changed()
     return McpToolResult(*_command_blocks(call, done), given=_command_output(call, done))
 
@@ -153,14 +153,14 @@ INSTALL_COMMANDS = {
 }
 
 
-async def install_packages(call: McpToolCall, asked: InstallPackagesArguments) -> McpToolResult:
+async def install_packages(call: McpToolCall, arguments: InstallPackagesArguments) -> McpToolResult:
     box = await call.workspace.box()
     done = await run_to_end(
-        call, box, [*INSTALL_COMMANDS[asked.manager], *asked.packages], timeout_seconds=DEFAULT_SECONDS
+        call, box, [*INSTALL_COMMANDS[arguments.manager], *arguments.packages], timeout_seconds=DEFAULT_SECONDS
     )
-    words = "installed" if done.exit_code == 0 else f"{asked.manager} failed"
+    words = "installed" if done.exit_code == 0 else f"{arguments.manager} failed"
     return McpToolResult(
-        text_block(f"{words}: {', '.join(asked.packages)}"),
+        text_block(f"{words}: {', '.join(arguments.packages)}"),
         *_command_blocks(call, done),
         given=_command_output(call, done),
     )
@@ -212,45 +212,45 @@ class ProcessesOutput(StructuredOutput):
     processes: list[ProcessOutput]
 
 
-async def start_process(call: McpToolCall, asked: StartProcessArguments) -> McpToolResult:
+async def start_process(call: McpToolCall, arguments: StartProcessArguments) -> McpToolResult:
     box = await call.workspace.box()
     call.workspace.processes.check_room()
     process = await box.commands.start(
-        asked.command,
-        cwd=asked.cwd,
-        env=asked.env,
-        timeout_seconds=asked.timeout_seconds,
+        arguments.command,
+        cwd=arguments.cwd,
+        env=arguments.env,
+        timeout_seconds=arguments.timeout_seconds,
         stdin=True,
         background=True,
     )
-    found = call.workspace.processes.add(process, asked.command)
+    found = call.workspace.processes.add(process, arguments.command)
     words = f"process {found.id} runs (pid {found.pid}): read_process returns its output"
     return McpToolResult(text_block(words), given=OneProcessOutput(process=_process_output(found)))
 
 
-async def read_process(call: McpToolCall, asked: ReadProcessArguments) -> McpToolResult:
-    found = call.workspace.processes.get(asked.process)
-    output, dropped = await found.output(asked.wait_seconds)
+async def read_process(call: McpToolCall, arguments: ReadProcessArguments) -> McpToolResult:
+    found = call.workspace.processes.get(arguments.process)
+    output, dropped = await found.output(arguments.wait_seconds)
     notice = [text_block(f"[{dropped} characters that came before this were not read in time, and are gone]")]
     shown = [text_block(output)] if output else []
     given = OneProcessOutput(process=_process_output(found), output=shorten_text(output), dropped_characters=dropped)
     return McpToolResult(*(notice if dropped else []), *shown, text_block(_process_state(found)), given=given)
 
 
-async def write_process(call: McpToolCall, asked: WriteProcessArguments) -> McpToolResult:
-    found = call.workspace.processes.get(asked.process)
-    await found.send(asked.text, close=asked.close)
+async def write_process(call: McpToolCall, arguments: WriteProcessArguments) -> McpToolResult:
+    found = call.workspace.processes.get(arguments.process)
+    await found.send(arguments.text, close=arguments.close)
     return McpToolResult(text_block("sent"), given=OneProcessOutput(process=_process_output(found)))
 
 
-async def kill_process(call: McpToolCall, asked: KillProcessArguments) -> McpToolResult:
-    found = call.workspace.processes.get(asked.process)
+async def kill_process(call: McpToolCall, arguments: KillProcessArguments) -> McpToolResult:
+    found = call.workspace.processes.get(arguments.process)
     found.kill()
     await found.wait(KILL_SECONDS)
     return McpToolResult(text_block(_process_state(found)), given=OneProcessOutput(process=_process_output(found)))
 
 
-async def list_processes(call: McpToolCall, asked: NoArguments) -> McpToolResult:
+async def list_processes(call: McpToolCall, arguments: NoArguments) -> McpToolResult:
     found = call.workspace.processes.list()
     lines = [f"{each.id}: {each.command[:200]} {_process_state(each)}" for each in found] or ["none was started"]
     return McpToolResult(

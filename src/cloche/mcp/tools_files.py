@@ -86,11 +86,11 @@ class ReadFileOutput(StructuredOutput):
     lines: int | None = None  # of text
 
 
-async def list_files(call: McpToolCall, asked: ListFilesArguments) -> McpToolResult:
-    found = await (await call.workspace.box()).files.list(asked.path, depth=asked.depth)
+async def list_files(call: McpToolCall, arguments: ListFilesArguments) -> McpToolResult:
+    found = await (await call.workspace.box()).files.list(arguments.path, depth=arguments.depth)
     shown = found[:MAX_LISTED]
     more = len(found) - len(shown)
-    lines = [_file_line(each) for each in shown] or [f"{asked.path} is empty"]
+    lines = [_file_line(each) for each in shown] or [f"{arguments.path} is empty"]
     lines += [f"… and {more} more"] if more else []
     return McpToolResult(
         text_block("\n".join(lines)), given=FileEntriesOutput(files=[_file_entry(each) for each in shown], more=more)
@@ -105,10 +105,10 @@ def _file_entry(info: FileInfo) -> FileEntry:
     return FileEntry(path=info.path, kind=info.kind, size_bytes=info.size_bytes, uri=path_to_uri(info.path))
 
 
-async def read_file(call: McpToolCall, asked: ReadFileArguments) -> McpToolResult:
+async def read_file(call: McpToolCall, arguments: ReadFileArguments) -> McpToolResult:
     """Text as text, pictures as pictures, all else as a resource."""
     files = (await call.workspace.box()).files
-    info = await files.stat(asked.path)
+    info = await files.stat(arguments.path)
     data = await read_file_bytes(files, info.path, _max_file_bytes(call))
     mime = guess_mime(info.path) or ""
     if mime in SIGNATURES:
@@ -120,7 +120,7 @@ async def read_file(call: McpToolCall, asked: ReadFileArguments) -> McpToolResul
             embedded_block(path_to_uri(info.path), mime, data), given=ReadFileOutput(file=to_tool_file(info), mime=mime)
         )
     lines = words.splitlines(keepends=True)
-    part = lines[asked.offset :][: asked.lines]
+    part = lines[arguments.offset :][: arguments.lines]
     given = ReadFileOutput(file=to_tool_file(info), mime=mime or "text/plain", lines=len(lines))
     return McpToolResult(text_block("".join(part)), given=given)
 
@@ -138,16 +138,16 @@ def decode_text(data: bytes) -> str | None:
         return None
 
 
-async def write_file(call: McpToolCall, asked: WriteFileArguments) -> McpToolResult:
-    return await _write_bytes(call, asked.path, asked.text.encode("utf-8", "surrogatepass"))
+async def write_file(call: McpToolCall, arguments: WriteFileArguments) -> McpToolResult:
+    return await _write_bytes(call, arguments.path, arguments.text.encode("utf-8", "surrogatepass"))
 
 
-async def upload_file(call: McpToolCall, asked: UploadFileArguments) -> McpToolResult:
+async def upload_file(call: McpToolCall, arguments: UploadFileArguments) -> McpToolResult:
     try:
-        data = base64.b64decode(asked.base64, validate=True)
+        data = base64.b64decode(arguments.base64, validate=True)
     except (binascii.Error, ValueError):
         raise errors.InvalidRequest("base64 is not valid Base64: encode the file's bytes, without line ends") from None
-    return await _write_bytes(call, asked.path, data)
+    return await _write_bytes(call, arguments.path, data)
 
 
 async def _write_bytes(call: McpToolCall, path: str, data: bytes) -> McpToolResult:
@@ -160,9 +160,9 @@ def _file_block(call: McpToolCall, info: FileInfo) -> ContentBlock:
     return link_block(info) if call.told.knows_links else text_block(f"{info.path} ({info.size_bytes} bytes)")
 
 
-async def download_file(call: McpToolCall, asked: PathArguments) -> McpToolResult:
+async def download_file(call: McpToolCall, arguments: PathArguments) -> McpToolResult:
     files = (await call.workspace.box()).files
-    info = await files.stat(asked.path)
+    info = await files.stat(arguments.path)
     data = await read_file_bytes(files, info.path, _max_file_bytes(call))
     mime = guess_mime(info.path) or "application/octet-stream"
     return McpToolResult(
@@ -170,16 +170,16 @@ async def download_file(call: McpToolCall, asked: PathArguments) -> McpToolResul
     )
 
 
-async def move_file(call: McpToolCall, asked: MoveFileArguments) -> McpToolResult:
-    info = await (await call.workspace.box()).files.move(asked.path, asked.to)
+async def move_file(call: McpToolCall, arguments: MoveFileArguments) -> McpToolResult:
+    info = await (await call.workspace.box()).files.move(arguments.path, arguments.to)
     await call.told.resources_changed()
     return McpToolResult(_file_block(call, info), given=WrittenFileOutput(file=to_tool_file(info)))
 
 
-async def delete_file(call: McpToolCall, asked: PathArguments) -> McpToolResult:
-    await (await call.workspace.box()).files.remove(asked.path)
+async def delete_file(call: McpToolCall, arguments: PathArguments) -> McpToolResult:
+    await (await call.workspace.box()).files.remove(arguments.path)
     await call.told.resources_changed()
-    return McpToolResult(text_block(f"{escape_surrogates(asked.path)} is gone"), given=DoneOutput(done=True))
+    return McpToolResult(text_block(f"{escape_surrogates(arguments.path)} is gone"), given=DoneOutput(done=True))
 
 
 TOOLS = (

@@ -67,25 +67,25 @@ class SnapshotsOutput(StructuredOutput):
     snapshots: list[SnapshotOutput]
 
 
-async def sandbox_info(call: McpToolCall, asked: NoArguments) -> McpToolResult:
+async def sandbox_info(call: McpToolCall, arguments: NoArguments) -> McpToolResult:
     return await _describe_sandbox(call, await call.workspace.box())
 
 
-async def new_sandbox(call: McpToolCall, asked: NewSandboxArguments) -> McpToolResult:
-    box = await call.workspace.replace(asked.template)
+async def new_sandbox(call: McpToolCall, arguments: NewSandboxArguments) -> McpToolResult:
+    box = await call.workspace.replace(arguments.template)
     await call.told.resources_changed()
     return await _describe_sandbox(call, box)
 
 
-async def use_sandbox(call: McpToolCall, asked: SandboxArguments) -> McpToolResult:
-    box = await call.workspace.switch_sandbox(asked.sandbox)
+async def use_sandbox(call: McpToolCall, arguments: SandboxArguments) -> McpToolResult:
+    box = await call.workspace.switch_sandbox(arguments.sandbox)
     await call.told.resources_changed()
     return await _describe_sandbox(call, box)
 
 
-async def fork_sandbox(call: McpToolCall, asked: ForkSandboxArguments) -> McpToolResult:
+async def fork_sandbox(call: McpToolCall, arguments: ForkSandboxArguments) -> McpToolResult:
     box = await call.workspace.fork()
-    if asked.use:
+    if arguments.use:
         await call.workspace.switch_sandbox(box.id)
         await call.told.resources_changed()
     current = call.workspace.current_sandbox
@@ -94,8 +94,8 @@ async def fork_sandbox(call: McpToolCall, asked: ForkSandboxArguments) -> McpToo
     return McpToolResult(text_block(words), given=ForkedSandboxOutput(sandbox=box.id, in_use=in_use))
 
 
-async def end_sandbox(call: McpToolCall, asked: SandboxArguments) -> McpToolResult:
-    await call.workspace.end(asked.sandbox)
+async def end_sandbox(call: McpToolCall, arguments: SandboxArguments) -> McpToolResult:
+    await call.workspace.end(arguments.sandbox)
     await call.told.resources_changed()
     return McpToolResult(text_block("it has ended, and all that was in it is gone"), given=DoneOutput(done=True))
 
@@ -118,21 +118,21 @@ async def _describe_sandbox(call: McpToolCall, box: backend.BackendSandbox) -> M
 # -- snapshots
 
 
-async def snapshot_sandbox(call: McpToolCall, asked: MakeSnapshotArguments) -> McpToolResult:
-    made = await (await call.workspace.box()).snapshot(asked.name)
+async def snapshot_sandbox(call: McpToolCall, arguments: MakeSnapshotArguments) -> McpToolResult:
+    made = await (await call.workspace.box()).snapshot(arguments.name)
     words = f"snapshot {made.id} has the files as they are now: new_sandbox with it as the template begins from them"
     return McpToolResult(text_block(words), given=OneSnapshotOutput(snapshot=_describe_snapshot(made)))
 
 
-async def list_snapshots(call: McpToolCall, asked: NoArguments) -> McpToolResult:
+async def list_snapshots(call: McpToolCall, arguments: NoArguments) -> McpToolResult:
     found = await call.workspace.place.snapshots.list()
     lines = [f"{each.id}{f' {each.name}' if each.name else ''}: {each.size_bytes} bytes" for each in found]
     given = SnapshotsOutput(snapshots=[_describe_snapshot(each) for each in found])
     return McpToolResult(text_block("\n".join(lines) or "there are none"), given=given)
 
 
-async def remove_snapshot(call: McpToolCall, asked: SnapshotArguments) -> McpToolResult:
-    await call.workspace.place.snapshots.remove(asked.snapshot)
+async def remove_snapshot(call: McpToolCall, arguments: SnapshotArguments) -> McpToolResult:
+    await call.workspace.place.snapshots.remove(arguments.snapshot)
     return McpToolResult(text_block("it is gone"), given=DoneOutput(done=True))
 
 

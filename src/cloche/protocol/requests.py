@@ -360,13 +360,13 @@ def secrets_to_requests(policy: NetworkPolicy) -> list[SecretRequest]:
     return [SecretRequest(**msgspec.structs.asdict(each)) for each in policy.secrets]
 
 
-def request_to_policy(asked: NetworkRequest | SetNetworkRequest, secrets: Sequence[SecretRequest]) -> NetworkPolicy:
+def request_to_policy(request: NetworkRequest | SetNetworkRequest, secrets: Sequence[SecretRequest]) -> NetworkPolicy:
     """The policy of a request. Raises InvalidRequest, which never contains a secret's value."""
-    check_policy_size(len(asked.allow) + len(asked.deny) + len(asked.rules), len(secrets))
+    check_policy_size(len(request.allow) + len(request.deny) + len(request.rules), len(secrets))
     return NetworkPolicy(
-        allow=tuple(asked.allow),
-        deny=tuple(asked.deny),
-        rules=tuple(NetworkRule(action=each.action, host=each.host) for each in asked.rules),
+        allow=tuple(request.allow),
+        deny=tuple(request.deny),
+        rules=tuple(NetworkRule(action=each.action, host=each.host) for each in request.rules),
         secrets=tuple(Secret(**msgspec.structs.asdict(each)) for each in secrets),
     )
 

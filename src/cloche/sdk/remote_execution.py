@@ -71,20 +71,20 @@ class RemoteContext:
         tools: Sequence[ToolDefinition] = (),
     ) -> RemoteExecution:
         answers = make_input_answers(input)
-        asked = self._execute_request(
+        message = self._execute_request(
             code, env, cwd, timeout_seconds, answers is not None or input is True, argv, tools
         )
 
         async def ask() -> ServerSocket:
-            return await self._open_accepted(asked)
+            return await self._open_accepted(message)
 
         return RemoteExecution(await ask(), ask, answers)
 
-    async def _open_accepted(self, asked: requests.ExecuteRequest) -> ServerSocket:
+    async def _open_accepted(self, request: requests.ExecuteRequest) -> ServerSocket:
         """A connection on which the execution can start. Raises the server's error if it refuses the request."""
         socket = await self._server.connect(f"/sandboxes/{quote(self._sandbox)}/execute")
         try:
-            await socket.send(asked)
+            await socket.send(request)
             await socket.expect(responses.AcceptedMessage)
         except BaseException:
             await socket.close()
@@ -105,9 +105,9 @@ class RemoteContext:
         if lines is _ASKED_LATER:
             execution = await self.execute(code, env=env, cwd=cwd, timeout_seconds=timeout_seconds, input=input)
             return await execution.result()
-        asked = self._execute_request(code, env, cwd, timeout_seconds, lines)
+        message = self._execute_request(code, env, cwd, timeout_seconds, lines)
         return responses.decode_run(
-            await self._server.ask("POST", f"/sandboxes/{quote(self._sandbox)}/run", body=asked)
+            await self._server.ask("POST", f"/sandboxes/{quote(self._sandbox)}/run", body=message)
         )
 
     async def detach(
@@ -119,9 +119,9 @@ class RemoteContext:
         timeout_seconds: float | None = None,
         input: list[str] | None = None,
     ) -> RunInfo:
-        asked = self._execute_request(code, env, cwd, timeout_seconds, input)
+        message = self._execute_request(code, env, cwd, timeout_seconds, input)
         path = f"/sandboxes/{quote(self._sandbox)}/runs"
-        info: RunInfo = await self._server.ask("POST", path, RunInfo, body=asked)
+        info: RunInfo = await self._server.ask("POST", path, RunInfo, body=message)
         return info
 
     def _execute_request(
@@ -360,7 +360,7 @@ class RemoteCommands:
     ) -> RemoteProcess:
         if pty is not None:
             check_terminal_size(pty)
-        asked = requests.StartProcessRequest(
+        message = requests.StartProcessRequest(
             **_command_fields(command, user, env, cwd, timeout_seconds),
             stdin=stdin,
             terminal=None if pty is None else requests.TerminalSize(rows=pty[0], columns=pty[1]),
@@ -368,9 +368,9 @@ class RemoteCommands:
         )
         socket = await self._server.connect(f"{self._path}/process", {"raw": pty is not None})
         try:
-            await socket.send(asked)
+            await socket.send(message)
             return RemoteProcess(
-                self._server, self._path, socket, await socket.expect(responses.AttachedMessage), asked
+                self._server, self._path, socket, await socket.expect(responses.AttachedMessage), message
             )
         except BaseException:
             await socket.close()
@@ -387,10 +387,10 @@ class RemoteCommands:
         stdin: str | bytes | None = None,
     ) -> ProcessResult:
         content = stdin.encode() if isinstance(stdin, str) else stdin
-        asked = requests.RunCommandRequest(
+        message = requests.RunCommandRequest(
             **_command_fields(command, user, env, cwd, timeout_seconds), stdin_base64=content
         )
-        done: ProcessResult = await self._server.ask("POST", f"{self._path}/commands", ProcessResult, body=asked)
+        done: ProcessResult = await self._server.ask("POST", f"{self._path}/commands", ProcessResult, body=message)
         return done
 
     async def list(self) -> builtins.list[ProcessInfo]:
@@ -413,7 +413,7 @@ class RemoteProcess:
         path: str,
         socket: ServerSocket,
         attached: responses.AttachedMessage,
-        asked: requests.StartProcessRequest,
+        request: requests.StartProcessRequest,
     ):
         self.id = attached.id
         self.pid = attached.pid
@@ -421,13 +421,13 @@ class RemoteProcess:
         self._server = server
         self._path = f"{path}/processes/{quote(attached.id, safe='')}"
         self._socket = socket
-        self._asked = asked
+        self._asked = request
         self._lost: errors.ClocheError | None = None
         self._texts: dict[str, list[str]] | None = None
         self._decode = _decoder("replace").decode
         self._room = asyncio.Event()
         self._room.set()
-        pause = self._room.clear if asked.terminal is not None else _keep_reading
+        pause = self._room.clear if request.terminal is not None else _keep_reading
         self._events: EventQueue[ProcessEvent] = EventQueue(pause, self._room.set)
         self._tasks = TaskSet()
         self._tasks.start(self._read_events())

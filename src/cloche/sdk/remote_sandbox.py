@@ -213,11 +213,11 @@ class RemoteNetwork:
         return NetworkLog(logged.entries, logged.dropped)
 
     async def set(self, policy: NetworkPolicy, *, keep_secrets: bool) -> NetworkPolicy:
-        asked = requests.policy_to_request(policy)
+        message = requests.policy_to_request(policy)
         body = requests.SetNetworkRequest(
-            allow=asked.allow,
-            deny=asked.deny,
-            rules=asked.rules,
+            allow=message.allow,
+            deny=message.deny,
+            rules=message.rules,
             secrets=None if keep_secrets else requests.secrets_to_requests(policy),
         )
         return _policy_from_info(await self._server.ask("PUT", self._path, responses.NetworkInfo, body=body))
@@ -236,7 +236,7 @@ DEFAULT_CONTEXT_INFO = responses.ContextInfo(id="default", language="python", cw
 async def create_sandbox(server: ServerClient, spec: SandboxSpec) -> RemoteSandbox:
     """Raises as `Engine.create` does."""
     limits = None if spec.limits is None else requests.LimitsRequest(**msgspec.structs.asdict(spec.limits))
-    asked = requests.CreateSandbox(
+    message = requests.CreateSandbox(
         template=spec.template,
         env=spec.env,
         metadata=spec.metadata,
@@ -249,12 +249,12 @@ async def create_sandbox(server: ServerClient, spec: SandboxSpec) -> RemoteSandb
         auto_resume=spec.auto_resume,
         volumes=spec.volumes,
     )
-    return await create_requested(server, asked)
+    return await create_requested(server, message)
 
 
-async def create_requested(server: ServerClient, asked: requests.CreateSandbox) -> RemoteSandbox:
+async def create_requested(server: ServerClient, message: requests.CreateSandbox) -> RemoteSandbox:
     """Raises as `Engine.create` does."""
-    return RemoteSandbox(server, await server.ask("POST", "/sandboxes", SandboxInfo, body=asked))
+    return RemoteSandbox(server, await server.ask("POST", "/sandboxes", SandboxInfo, body=message))
 
 
 async def connect_sandbox(server: ServerClient, id: str, timeout_seconds: float | None = None) -> RemoteSandbox:

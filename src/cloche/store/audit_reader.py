@@ -49,22 +49,22 @@ class AuditPosition(NamedTuple):
 START_POSITION = AuditPosition(AuditFileName("", 0), 0)
 
 
-def read_last(directory: Path, wanted: AuditQuery, limit: int) -> list[AuditLine]:
+def read_last(directory: Path, query: AuditQuery, limit: int) -> list[AuditLine]:
     """Returns the newest matching lines, the oldest of them first. Raises OSError."""
-    return list(deque((line for line, _ in read_lines(directory, wanted)), maxlen=limit))
+    return list(deque((line for line, _ in read_lines(directory, query)), maxlen=limit))
 
 
 def read_lines(
-    directory: Path, wanted: AuditQuery, after: AuditPosition = START_POSITION
+    directory: Path, query: AuditQuery, after: AuditPosition = START_POSITION
 ) -> Iterator[tuple[AuditLine, AuditPosition]]:
     """Yields the matching lines, each with its end position. Raises OSError. Invalid lines are skipped."""
-    first_day = "" if wanted.since is None else format_time(wanted.since - DAY_SECONDS)[:10]
+    first_day = "" if query.since is None else format_time(query.since - DAY_SECONDS)[:10]
     for name in list_files(directory):
         if name < after.name or name.day < first_day:
             continue
         for raw, end in _read_raw_lines(directory / str(name), after.offset if name == after.name else 0):
             line = decode_line(raw)
-            if line is not None and wanted.holds(line):
+            if line is not None and query.holds(line):
                 yield line, AuditPosition(name, end)
 
 

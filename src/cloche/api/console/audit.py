@@ -55,25 +55,25 @@ class AuditPages:
         self._directory = Path(context.config.data_dir, "audit")
 
     async def show_overview(self, request: Request, visitor: ConsoleVisitor) -> Response:
-        asked = decode_audit_query(request.query_params)
-        seconds = SINCE[asked.since]
-        wanted = AuditQuery(
-            owner=asked.owner or None,
-            what=asked.what or None,
-            sandbox=asked.sandbox or None,
+        query = decode_audit_query(request.query_params)
+        seconds = SINCE[query.since]
+        audit_query = AuditQuery(
+            owner=query.owner or None,
+            what=query.what or None,
+            sandbox=query.sandbox or None,
             since=None if seconds is None else time.time() - seconds,
         )
         await self._context.engine.audit_log.wait_flushed()
-        newest = await self._read_lines(wanted, asked.page * ROWS + 1)
-        shown = newest[(asked.page - 1) * ROWS : asked.page * ROWS]
+        newest = await self._read_lines(audit_query, query.page * ROWS + 1)
+        shown = newest[(query.page - 1) * ROWS : query.page * ROWS]
         return self._context.render(
             request,
             visitor,
             "audit_rows.html" if is_partial(request) else "audit.html",
             lines=[_audit_row(each) for each in shown],
-            asked=asked,
-            newer=asked.query(asked.page - 1) if asked.page > 1 else "",
-            older=asked.query(asked.page + 1) if len(newest) > asked.page * ROWS and asked.page < MAX_PAGES else "",
+            asked=query,
+            newer=query.query(query.page - 1) if query.page > 1 else "",
+            older=query.query(query.page + 1) if len(newest) > query.page * ROWS and query.page < MAX_PAGES else "",
             families=EVENT_FAMILIES,
             times=SINCE_NAMES,
             enabled=self._context.config.audit.enabled,
@@ -91,10 +91,10 @@ class AuditPages:
             request, visitor, "audit_verdict.html", verdict=_shorten_verdict(found), problems=len(found.problems)
         )
 
-    async def _read_lines(self, wanted: AuditQuery, limit: int) -> list[AuditLine]:
+    async def _read_lines(self, query: AuditQuery, limit: int) -> list[AuditLine]:
         """The newest first."""
         try:
-            return (await asyncio.to_thread(read_last, self._directory, wanted, limit))[::-1]
+            return (await asyncio.to_thread(read_last, self._directory, query, limit))[::-1]
         except OSError as error:
             raise _unreadable_log(error) from None
 

@@ -108,23 +108,23 @@ def _decode_moment(text: str) -> float | None:
         raise errors.InvalidRequest(f"before is a moment in seconds, not {text[:50]!r}") from None
 
 
-async def find_connections(engine: Engine, owner: str | None, asked: NetworkPageQuery) -> NetworkListing:
+async def find_connections(engine: Engine, owner: str | None, query: NetworkPageQuery) -> NetworkListing:
     """Connections of that owner's sandboxes (None: of all). Looks for one more than a page, to know of more."""
     matching: list[NetworkRow] = []
     living = set()
     for sandbox in engine.live_sandboxes():
         living.add(sandbox.id)
-        if _is_selected(asked, owner, sandbox.id, sandbox.spec.owner) and (entries := sandbox.network.log):
-            newest = heapq.nlargest(PAGE_ROWS + 1, filter(asked.matches_row, entries), key=lambda entry: entry.at)
+        if _is_selected(query, owner, sandbox.id, sandbox.spec.owner) and (entries := sandbox.network.log):
+            newest = heapq.nlargest(PAGE_ROWS + 1, filter(query.matches_row, entries), key=lambda entry: entry.at)
             matching += (_live_row(each, sandbox.id, sandbox.spec.owner) for each in newest)
             await asyncio.sleep(0)  # there may be hundreds of them, each with a thousand lines
-    matching += filter(asked.matches_row, _ended_rows(living, owner, asked))
+    matching += filter(query.matches_row, _ended_rows(living, owner, query))
     rows = heapq.nlargest(PAGE_ROWS + 1, matching, key=lambda row: row.at)
     return NetworkListing(rows[:PAGE_ROWS], len(rows) > PAGE_ROWS)
 
 
-def _is_selected(asked: NetworkPageQuery, sees: str | None, sandbox: str, owner: str) -> bool:
-    return bool(owner) and sees in (None, owner) and asked.owner in ("", owner) and asked.sandbox in sandbox
+def _is_selected(query: NetworkPageQuery, sees: str | None, sandbox: str, owner: str) -> bool:
+    return bool(owner) and sees in (None, owner) and query.owner in ("", owner) and query.sandbox in sandbox
 
 
 def _live_row(entry: NetworkEntry, sandbox: str, owner: str) -> NetworkRow:
@@ -143,12 +143,12 @@ def _live_row(entry: NetworkEntry, sandbox: str, owner: str) -> NetworkRow:
     )
 
 
-def _ended_rows(living: set[str], sees: str | None, asked: NetworkPageQuery) -> Iterator[NetworkRow]:
+def _ended_rows(living: set[str], sees: str | None, query: NetworkPageQuery) -> Iterator[NetworkRow]:
     for entry in log.kept:
         if entry.event not in NETWORK_EVENTS:
             continue
         sandbox, owner = str(entry.fields.get("sandbox", "")), str(entry.fields.get("owner", ""))
-        if sandbox not in living and _is_selected(asked, sees, sandbox, owner):
+        if sandbox not in living and _is_selected(query, sees, sandbox, owner):
             yield _logged_row(entry, sandbox, owner)
 
 
@@ -184,17 +184,17 @@ class NetworkPage:
         self._config = context.config
 
     async def show_overview(self, request: Request, visitor: ConsoleVisitor) -> Response:
-        asked = decode_network_query(request.query_params, is_admin=visitor.is_admin)
-        shown = await find_connections(self._engine, visitor.visible_owner, asked)
+        query = decode_network_query(request.query_params, is_admin=visitor.is_admin)
+        shown = await find_connections(self._engine, visitor.visible_owner, query)
         if is_partial(request):
-            return self._render_rows(request, visitor, "network_rows.html", asked, shown)
+            return self._render_rows(request, visitor, "network_rows.html", query, shown)
         living = self._visible_sandboxes(visitor)
-        one = next((each for each in living if each.id == asked.sandbox), None)
+        one = next((each for each in living if each.id == query.sandbox), None)
         return self._render_rows(
             request,
             visitor,
             "network.html",
-            asked,
+            query,
             shown,
             one=None if one is None else (one.record, requests.policy_to_info(one.network.policy), one.network.dropped),
             networked=[(each.record, each.network.policy) for each in living if each.network.policy.allows_something],
@@ -229,18 +229,18 @@ class NetworkPage:
         request: Request,
         visitor: ConsoleVisitor,
         name: str,
-        asked: NetworkPageQuery,
+        query: NetworkPageQuery,
         shown: NetworkListing,
         **values: Any,
     ) -> Response:
-        older = urlencode({**asked.filters, "before": shown.rows[-1].at}) if shown.has_more else ""
+        older = urlencode({**query.filters, "before": shown.rows[-1].at}) if shown.has_more else ""
         return self._context.render(
             request,
             visitor,
             name,
             words=format,
-            asked=asked,
-            query=urlencode(asked.filters),
+            asked=query,
+            query=urlencode(query.filters),
             older=older,
             rows=self._with_rules(shown.rows),
             verdicts=VERDICTS,

@@ -40,10 +40,10 @@ class DecidingRules:
         if row.sandbox not in self._own:
             self._own[row.sandbox] = PolicyRules(self._policies[row.sandbox], "sandbox")
         try:
-            asked = parse_destination(row.host, row.port)
+            destination = parse_destination(row.host, row.port)
         except EgressRefusal:
             return ""
-        own, bound = self._own[row.sandbox].rule_for(asked), self._bound.rule_for(asked)
+        own, bound = self._own[row.sandbox].rule_for(destination), self._bound.rule_for(destination)
         still = own is not None and own.allows and bound is not None and bound.allows
         return _describe_rule(own) if still else ""
 
@@ -51,15 +51,15 @@ class DecidingRules:
 def check_destination(place: str, policy: NetworkPolicy, config: NetworkConfig) -> DestinationCheck:
     """Whether a sandbox with that policy may connect, before anything is looked up."""
     try:
-        asked = _parse_destination(place)
+        destination = _parse_destination(place)
     except EgressRefusal as refusal:
         return DestinationCheck(False, "", str(refusal), "", "", False)
-    own, bound = (_rule_text(PolicyRules(each, ""), asked) for each in (policy, config.bound))
+    own, bound = (_rule_text(PolicyRules(each, ""), destination) for each in (policy, config.bound))
     try:
-        SandboxRules(policy, config.bound, config.internal_ranges).check(asked)
+        SandboxRules(policy, config.bound, config.internal_ranges).check(destination)
     except EgressRefusal as refusal:
-        return DestinationCheck(False, str(asked), str(refusal), own, bound, asked.address is None)
-    return DestinationCheck(True, str(asked), "", own, bound, asked.address is None)
+        return DestinationCheck(False, str(destination), str(refusal), own, bound, destination.address is None)
+    return DestinationCheck(True, str(destination), "", own, bound, destination.address is None)
 
 
 def _parse_destination(place: str) -> Destination:
@@ -69,8 +69,8 @@ def _parse_destination(place: str) -> Destination:
     return parse_authority(bare, DEFAULT_PORTS.get(scheme.lower(), 443) if separator else 443)
 
 
-def _rule_text(book: PolicyRules, asked: Destination) -> str:
-    return _describe_rule(book.rule_for(asked))
+def _rule_text(book: PolicyRules, destination: Destination) -> str:
+    return _describe_rule(book.rule_for(destination))
 
 
 def _describe_rule(rule: EgressRule | None) -> str:

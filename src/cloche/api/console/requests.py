@@ -14,8 +14,7 @@ from cloche import errors
 from cloche.api.admin_requests import UNFINISHED, build_request_trees, request_summary
 from cloche.api.console import format
 from cloche.api.console.context import ConsoleContext, ConsolePage, ConsoleVisitor, is_partial
-from cloche.store.gateway import StepQuery as Wanted
-from cloche.store.gateway import StepRecord
+from cloche.store.gateway import StepQuery, StepRecord
 
 # Outcomes of gateway requests and their steps, in plain words.
 
@@ -366,19 +365,19 @@ class RequestPages:
         self._steps = context.gateway.gateway_store.steps
 
     async def show_overview(self, request: Request, visitor: ConsoleVisitor) -> Response:
-        asked = decode_request_query(request.query_params, visitor)
-        wanted = Wanted(
+        query = decode_request_query(request.query_params, visitor)
+        step_query = StepQuery(
             limit=ROWS + 1,
-            before=asked.before or None,
-            owner=visitor.visible_owner or asked.owner or None,
-            outcome=asked.outcome or None,
-            model=asked.model or None,
-            id=asked.id or None,
-            since=time.time() - SINCE[asked.since] if asked.since else None,
+            before=query.before or None,
+            owner=visitor.visible_owner or query.owner or None,
+            outcome=query.outcome or None,
+            model=query.model or None,
+            id=query.id or None,
+            since=time.time() - SINCE[query.since] if query.since else None,
         )
-        found = await self._steps.requests(wanted)
+        found = await self._steps.requests(step_query)
         lines = [
-            *await self._unfinished_lines(asked, visitor),
+            *await self._unfinished_lines(query, visitor),
             *(_request_line(request_summary(each)) for each in found[:ROWS]),
         ]
         older = urlencode({"before": found[ROWS - 1].id}) if len(found) > ROWS else ""
@@ -388,8 +387,8 @@ class RequestPages:
             visitor,
             name,
             lines=lines,
-            asked=asked,
-            older="&".join(filter(None, (asked.query, older))) if older else "",
+            asked=query,
+            older="&".join(filter(None, (query.query, older))) if older else "",
             outcomes=[(code, outcome_label(code)) for code in OUTCOME_FILTERS],
             times=_SINCE_NAMES,
             models=sorted({line.model for line in lines if line.model}),
@@ -423,16 +422,16 @@ class RequestPages:
             record
         ]
 
-    async def _unfinished_lines(self, asked: RequestPageQuery, visitor: ConsoleVisitor) -> list[RequestLine]:
+    async def _unfinished_lines(self, query: RequestPageQuery, visitor: ConsoleVisitor) -> list[RequestLine]:
         """Requests that have not ended. None where the filter needs a fact that is known only at the end."""
-        if not asked.is_live or asked.outcome:
+        if not query.is_live or query.outcome:
             return []
-        owner = visitor.visible_owner or asked.owner or None
+        owner = visitor.visible_owner or query.owner or None
         steps = await self._steps.list_unfinished(time.time() - UNDER_WAY_SECONDS, owner)
         found = [
             _unfinished_line(each) for each in reversed(build_request_trees(steps)) if each["outcome"] == UNFINISHED
         ]
-        return [line for line in found if asked.model in ("", line.model)]
+        return [line for line in found if query.model in ("", line.model)]
 
 
 def decode_request_query(query: Mapping[str, str], visitor: ConsoleVisitor) -> RequestPageQuery:

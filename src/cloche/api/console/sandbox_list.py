@@ -217,12 +217,12 @@ def decode_sandbox_query(query: Mapping[str, str]) -> SandboxPageQuery:
     return SandboxPageQuery(state=state, sort=sort, reverse=query.get("reverse") == "1", page=int(page), **texts)
 
 
-async def find_sandboxes(engine: Engine, owner: str | None, asked: SandboxPageQuery) -> SandboxListing:
+async def find_sandboxes(engine: Engine, owner: str | None, query: SandboxPageQuery) -> SandboxListing:
     """The sandboxes of that owner, or with None of all."""
     rows = await _all_rows(engine, owner)
-    wanted = _sort_rows((row for row in rows if _matches_query(row, asked)), asked)
+    wanted = _sort_rows((row for row in rows if _matches_query(row, query)), query)
     pages = max(-(-len(wanted) // PAGE_ROWS), 1)
-    page = min(asked.page, pages)
+    page = min(query.page, pages)
     shown = wanted[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
     return SandboxListing(
         rows=[_with_usage(row) for row in shown],
@@ -254,13 +254,13 @@ def _count_states(rows: Iterable[SandboxRow]) -> dict[str, int]:
     return counts
 
 
-def _matches_query(row: SandboxRow, asked: SandboxPageQuery) -> bool:
-    states = LIVE_STATES if asked.state == "live" else (asked.state,)
+def _matches_query(row: SandboxRow, query: SandboxPageQuery) -> bool:
+    states = LIVE_STATES if query.state == "live" else (query.state,)
     return (
-        (not asked.state or row.state in states)
-        and asked.owner in ("", row.record.owner)
-        and asked.template in ("", row.template)
-        and asked.text.lower() in _searchable_text(row)
+        (not query.state or row.state in states)
+        and query.owner in ("", row.record.owner)
+        and query.template in ("", row.template)
+        and query.text.lower() in _searchable_text(row)
     )
 
 
@@ -294,11 +294,11 @@ def _descending_key(value: float | None) -> float | None:
     return None if value is None else -value
 
 
-def _sort_rows(rows: Iterable[SandboxRow], asked: SandboxPageQuery) -> list[SandboxRow]:
+def _sort_rows(rows: Iterable[SandboxRow], query: SandboxPageQuery) -> list[SandboxRow]:
     """By age, live sandboxes come first: an old one that runs matters more than one that ended just now."""
-    keyed = [(_SORT_KEYS[asked.sort](row), row) for row in rows]
-    known = sorted((each for each in keyed if each[0] is not None), key=lambda each: each[0], reverse=asked.reverse)
+    keyed = [(_SORT_KEYS[query.sort](row), row) for row in rows]
+    known = sorted((each for each in keyed if each[0] is not None), key=lambda each: each[0], reverse=query.reverse)
     ordered = [row for _, row in known] + [row for value, row in keyed if value is None]
-    if asked.sort == "age":
+    if query.sort == "age":
         ordered.sort(key=lambda row: row.state == "ended")
     return ordered

@@ -175,10 +175,10 @@ class SandboxPages:
     # -- what is shown
 
     async def list(self, request: Request, visitor: ConsoleVisitor) -> Response:
-        asked = decode_sandbox_query(request.query_params)
+        query = decode_sandbox_query(request.query_params)
         values = {
-            "asked": asked,
-            "found": await find_sandboxes(self._engine, visitor.visible_owner, asked),
+            "asked": query,
+            "found": await find_sandboxes(self._engine, visitor.visible_owner, query),
             "columns": [each for each in SANDBOX_COLUMNS if each[0] != "owner" or visitor.is_admin],
             "numbers": NUMBER_COLUMNS,
         }
@@ -196,10 +196,10 @@ class SandboxPages:
         """The audit lines of a sandbox. Loaded on request only, as a long log takes a while."""
         record, _ = await find_record(self._engine, request.path_params["id"], visitor.visible_owner)
         await self._engine.audit_log.wait_flushed()
-        wanted = AuditQuery(sandbox=record.id, since=record.created_at)
+        query = AuditQuery(sandbox=record.id, since=record.created_at)
         directory = Path(self._context.config.data_dir, "audit")
         try:
-            lines = await asyncio.to_thread(read_last, directory, wanted, AUDIT_LINES)
+            lines = await asyncio.to_thread(read_last, directory, query, AUDIT_LINES)
         except OSError as error:
             raise errors.Unavailable(f"the audit log cannot be read: {error.strerror}") from None
         return self._render_page(request, visitor, "sandbox_audit.html", {"lines": lines[::-1]})

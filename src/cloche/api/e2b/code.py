@@ -63,25 +63,25 @@ class E2bContextRequest(Struct):
 
 def decode_execute_request(body: bytes) -> E2bExecuteRequest:
     """Raises UnprocessableRequest, or InvalidRequest for a context and a language at once."""
-    asked = _decode_object(body)
-    if "code" not in asked:
+    message = _decode_object(body)
+    if "code" not in message:
         raise UnprocessableRequest("missing", ("code",), "Field required")
-    context_id, language = _string_field(asked, "context_id"), _string_field(asked, "language")
+    context_id, language = _string_field(message, "context_id"), _string_field(message, "language")
     if context_id and language:
         raise errors.InvalidRequest("Only one of context_id or language can be provided")
     return E2bExecuteRequest(
-        code=_string_field(asked, "code", required=True) or "",
+        code=_string_field(message, "code", required=True) or "",
         context_id=context_id or None,
         language=normalize_language(language) if language else None,
-        env_vars=_decode_env_vars(asked.get("env_vars")),
+        env_vars=_decode_env_vars(message.get("env_vars")),
     )
 
 
 def decode_context_request(body: bytes) -> E2bContextRequest:
     """Raises UnprocessableRequest."""
-    asked = _decode_object(body)
+    message = _decode_object(body)
     return E2bContextRequest(
-        language=normalize_language(_string_field(asked, "language")), cwd=_string_field(asked, "cwd") or None
+        language=normalize_language(_string_field(message, "language")), cwd=_string_field(message, "cwd") or None
     )
 
 
@@ -259,9 +259,9 @@ class CodeServer:
 
     async def execute(self, request: Request) -> Response:
         sandbox = self._open_sandbox(request)
-        asked = await read_decoded(request, decode_execute_request, MAX_CODE_REQUEST_BYTES)
-        context = _context_for_request(sandbox, asked)
-        execution = context.execute(asked.code, env=asked.env_vars, until_deadline=True, showing=SHOWING)
+        message = await read_decoded(request, decode_execute_request, MAX_CODE_REQUEST_BYTES)
+        context = _context_for_request(sandbox, message)
+        execution = context.execute(message.code, env=message.env_vars, until_deadline=True, showing=SHOWING)
         return StreamResponse(
             _stream_execution_lines(execution, sandbox),
             at_once=True,
@@ -275,9 +275,9 @@ class CodeServer:
 
     async def create_context(self, request: Request) -> Response:
         sandbox = self._open_sandbox(request)
-        asked = await read_decoded(request, decode_context_request, MAX_CODE_REQUEST_BYTES)
+        message = await read_decoded(request, decode_context_request, MAX_CODE_REQUEST_BYTES)
         try:
-            context = await sandbox.create_context(language=asked.language, cwd=asked.cwd)
+            context = await sandbox.create_context(language=message.language, cwd=message.cwd)
         except (errors.InvalidRequest, errors.FileError, errors.Unavailable) as error:
             raise ContextCreationFailed(error) from error
         return json_reply(encode_context(context))
@@ -301,11 +301,11 @@ class CodeServer:
         return sandbox
 
 
-def _context_for_request(sandbox: Sandbox, asked: E2bExecuteRequest) -> Context:
-    if asked.context_id is not None:
-        return _find_context(sandbox, asked.context_id)
+def _context_for_request(sandbox: Sandbox, request: E2bExecuteRequest) -> Context:
+    if request.context_id is not None:
+        return _find_context(sandbox, request.context_id)
     try:
-        return sandbox.default_context(asked.language or DEFAULT_LANGUAGE)
+        return sandbox.default_context(request.language or DEFAULT_LANGUAGE)
     except errors.InvalidRequest as error:
         raise ContextCreationFailed(error) from error
 

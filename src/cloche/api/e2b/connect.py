@@ -114,8 +114,8 @@ def unary_handler(kind: type[M], call: Callable[[Request, M], Awaitable[Reply]])
 
     async def handle(request: Request) -> Response:
         _check_content_type(request, UNARY_TYPE)
-        asked = await read_decoded(request, lambda body: decode_message(kind, body), MAX_MESSAGE_BYTES)
-        return json_reply(await call(request, asked))
+        message = await read_decoded(request, lambda body: decode_message(kind, body), MAX_MESSAGE_BYTES)
+        return json_reply(await call(request, message))
 
     return handle
 
@@ -135,8 +135,8 @@ def server_stream_handler(
     async def handle(request: Request) -> Response:
         _check_content_type(request, STREAM_TYPE)
         ends_at = _call_deadline_of(request)
-        asked = await _read_only_message(request, kind)
-        replies = await call(request, asked)
+        message = await _read_only_message(request, kind)
+        replies = await call(request, message)
         return StreamResponse(
             _frame_replies(replies, ends_at),
             until=e2b_sandbox_of(request).sandbox.wait_ended,

@@ -237,22 +237,22 @@ class ComposeFileBody(msgspec.Struct):
 def decode_compose_request(body: bytes) -> ComposeFileBody:
     """Raises InvalidRequest."""
     try:
-        asked = decode_json(body, ComposeFileBody)
+        message = decode_json(body, ComposeFileBody)
     except InvalidJson as error:
         raise errors.InvalidRequest(f"invalid request body: {error.detail}") from None
-    if not 0 < len(asked.source_paths) <= MAX_SOURCES:
+    if not 0 < len(message.source_paths) <= MAX_SOURCES:
         raise errors.InvalidRequest(f"source_paths must not be empty, nor more than {MAX_SOURCES}")
-    if not asked.destination:
+    if not message.destination:
         raise errors.InvalidRequest("destination is required")
-    return asked
+    return message
 
 
 async def compose_file(request: Request) -> Response:
-    asked = await read_decoded(request, decode_compose_request)
-    user = wire.parse_user_name(asked.username, wire.default_user_of(request))
+    message = await read_decoded(request, decode_compose_request)
+    user = wire.parse_user_name(message.username, wire.default_user_of(request))
     files = e2b_sandbox_of(request).sandbox.files
-    target = wire.resolve_user_path(asked.destination, user)
-    sources = [wire.resolve_user_path(path, user) for path in asked.source_paths]
+    target = wire.resolve_user_path(message.destination, user)
+    sources = [wire.resolve_user_path(path, user) for path in message.source_paths]
     if target in sources:
         raise errors.InvalidRequest("a source cannot be the same as the destination")
     info = await files.write(

@@ -87,18 +87,18 @@ class FilesystemService:
         self._watchers: dict[Sandbox, dict[str, DirectoryWatcher]] = {}  # those that are asked for their events
         self._until_end = TaskSet()
 
-    async def stat(self, request: Request, asked: EnvdPathRequest) -> Reply:
+    async def stat(self, request: Request, message: EnvdPathRequest) -> Reply:
         user = wire.calling_user(request)
-        path = wire.resolve_user_path(asked.path, user)
+        path = wire.resolve_user_path(message.path, user)
         try:
             info = await e2b_sandbox_of(request).sandbox.files.stat(path, user=wire.file_access_user(user))
         except (errors.FileNotFound, errors.NotADirectory):
             raise errors.FileNotFound(f"path '{path}' does not exist") from None
         return {"entry": wire.encode_entry_info(info)}
 
-    async def make_dir(self, request: Request, asked: EnvdPathRequest) -> Reply:
+    async def make_dir(self, request: Request, message: EnvdPathRequest) -> Reply:
         user, files = wire.calling_user(request), e2b_sandbox_of(request).sandbox.files
-        path = wire.resolve_user_path(asked.path, user)
+        path = wire.resolve_user_path(message.path, user)
         try:
             made = await files.make_dir(path, user=wire.file_access_user(user), owner=user)
         except (errors.FileExists, errors.NotADirectory):
@@ -107,33 +107,33 @@ class FilesystemService:
             raise errors.FileExists(f"directory '{path}' already exists")
         return {"entry": wire.encode_entry_info(await files.stat(path, user=wire.file_access_user(user)))}
 
-    async def move(self, request: Request, asked: EnvdMoveRequest) -> Reply:
+    async def move(self, request: Request, message: EnvdMoveRequest) -> Reply:
         user = wire.calling_user(request)
         source, destination = (
-            wire.resolve_user_path(asked.source, user),
-            wire.resolve_user_path(asked.destination, user),
+            wire.resolve_user_path(message.source, user),
+            wire.resolve_user_path(message.destination, user),
         )
         info = await e2b_sandbox_of(request).sandbox.files.move(
             source, destination, user=wire.file_access_user(user), owner=user
         )
         return {"entry": wire.encode_entry_info(info)}
 
-    async def list_dir(self, request: Request, asked: EnvdListDirRequest) -> Reply:
+    async def list_dir(self, request: Request, message: EnvdListDirRequest) -> Reply:
         user = wire.calling_user(request)
-        if asked.depth < 0:
+        if message.depth < 0:
             raise errors.InvalidRequest("depth should be at least 1")
-        depth = min(asked.depth or 1, MAX_DEPTH)
+        depth = min(message.depth or 1, MAX_DEPTH)
         listed = await e2b_sandbox_of(request).sandbox.files.list(
-            wire.resolve_user_path(asked.path, user), depth=depth, user=wire.file_access_user(user)
+            wire.resolve_user_path(message.path, user), depth=depth, user=wire.file_access_user(user)
         )
         return {"entries": [wire.encode_entry_info(info) for info in listed]}
 
-    async def remove(self, request: Request, asked: EnvdPathRequest) -> Reply:
+    async def remove(self, request: Request, message: EnvdPathRequest) -> Reply:
         """Removes a path. A missing path is not an error."""
         user = wire.calling_user(request)
         try:
             await e2b_sandbox_of(request).sandbox.files.remove(
-                wire.resolve_user_path(asked.path, user), user=wire.file_access_user(user)
+                wire.resolve_user_path(message.path, user), user=wire.file_access_user(user)
             )
         except errors.FileNotFound:
             pass
@@ -141,22 +141,22 @@ class FilesystemService:
 
     # -- watching
 
-    async def watch_dir(self, request: Request, asked: EnvdWatchRequest) -> AsyncGenerator[Reply, None]:
+    async def watch_dir(self, request: Request, message: EnvdWatchRequest) -> AsyncGenerator[Reply, None]:
         return _stream_watch_replies(
-            DirectoryWatcher(e2b_sandbox_of(request).sandbox, wire.calling_user(request), asked)
+            DirectoryWatcher(e2b_sandbox_of(request).sandbox, wire.calling_user(request), message)
         )
 
-    async def create_watcher(self, request: Request, asked: EnvdWatchRequest) -> Reply:
+    async def create_watcher(self, request: Request, message: EnvdWatchRequest) -> Reply:
         sandbox = e2b_sandbox_of(request).sandbox
-        watcher = DirectoryWatcher(sandbox, wire.calling_user(request), asked)
+        watcher = DirectoryWatcher(sandbox, wire.calling_user(request), message)
         await watcher.start()
         sandbox.check_running()  # else nothing would remove the watcher
         id = new_id("w")
         self._watchers_of_sandbox(sandbox)[id] = watcher
         return {"watcherId": id}
 
-    async def get_watcher_events(self, request: Request, asked: EnvdWatcherRequest) -> Reply:
-        watcher = self._find_watcher(request, asked)
+    async def get_watcher_events(self, request: Request, message: EnvdWatcherRequest) -> Reply:
+        watcher = self._find_watcher(request, message)
         watch = watcher.watch
         await watch.catch_up()
         if watch.missed:
@@ -164,16 +164,16 @@ class FilesystemService:
             raise _missed_changes_error()
         return {"events": [await watcher.event(change) for change in watch.take()]}
 
-    async def remove_watcher(self, request: Request, asked: EnvdWatcherRequest) -> Reply:
-        self._find_watcher(request, asked).watch.close()
-        del self._watchers_of_sandbox(e2b_sandbox_of(request).sandbox)[asked.watcher_id]
+    async def remove_watcher(self, request: Request, message: EnvdWatcherRequest) -> Reply:
+        self._find_watcher(request, message).watch.close()
+        del self._watchers_of_sandbox(e2b_sandbox_of(request).sandbox)[message.watcher_id]
         return {}
 
-    def _find_watcher(self, request: Request, asked: EnvdWatcherRequest) -> DirectoryWatcher:
+    def _find_watcher(self, request: Request, message: EnvdWatcherRequest) -> DirectoryWatcher:
         """Raises NotFound also for a watcher of another sandbox."""
-        watcher = self._watchers.get(e2b_sandbox_of(request).sandbox, {}).get(asked.watcher_id)
+        watcher = self._watchers.get(e2b_sandbox_of(request).sandbox, {}).get(message.watcher_id)
         if watcher is None:
-            raise errors.NotFound(f"watcher with id {asked.watcher_id!r} not found")
+            raise errors.NotFound(f"watcher with id {message.watcher_id!r} not found")
         return watcher
 
     def _watchers_of_sandbox(self, sandbox: Sandbox) -> dict[str, DirectoryWatcher]:
@@ -190,12 +190,12 @@ class FilesystemService:
 class DirectoryWatcher:
     """A watched directory, and the encoding of its changes."""
 
-    def __init__(self, sandbox: Sandbox, user: User, asked: EnvdWatchRequest):
+    def __init__(self, sandbox: Sandbox, user: User, request: EnvdWatchRequest):
         self.sandbox = sandbox
         self._user = wire.file_access_user(user)
-        self._path = wire.resolve_user_path(asked.path, user)
-        self._with_entry = asked.include_entry
-        self.watch: DirectoryWatch = sandbox.files.watch(self._path, recursive=asked.recursive, user=self._user)
+        self._path = wire.resolve_user_path(request.path, user)
+        self._with_entry = request.include_entry
+        self.watch: DirectoryWatch = sandbox.files.watch(self._path, recursive=request.recursive, user=self._user)
 
     async def start(self) -> DirectoryWatch:
         """Raises ConnectRpcError if the sandbox has too many watches, and every other error of the engine."""

@@ -24,28 +24,28 @@ class ControlNetwork:
     async def replace(self, request: Request) -> Response:
         """Replaces the whole policy: omitted fields get their defaults."""
         sandbox = await self._api.sandbox(request)
-        asked = await self._api.json_body(request, E2bNetworkBody)
+        message = await self._api.json_body(request, E2bNetworkBody)
         networks = self._api.engine.networks
         await networks.replace(
-            sandbox, policy_within_bound(decode_egress_request(asked, asked.allow_internet_access), networks)
+            sandbox, policy_within_bound(decode_egress_request(message, message.allow_internet_access), networks)
         )
         return Response(status_code=204)
 
 
-def policy_for_new_sandbox(asked: E2bEgressRequest, template: Template, networks: Networks) -> NetworkPolicy | None:
+def policy_for_new_sandbox(request: E2bEgressRequest, template: Template, networks: Networks) -> NetworkPolicy | None:
     """The policy of a new sandbox. None: the template, or the lack of isolation, already settles the request.
 
     Raises InvalidRequest.
     """
     settled = template.network is not None or not networks.sealed
-    return None if asked == E2bEgressRequest() and settled else policy_within_bound(asked, networks)
+    return None if request == E2bEgressRequest() and settled else policy_within_bound(request, networks)
 
 
-def policy_within_bound(asked: E2bEgressRequest, networks: Networks) -> NetworkPolicy:
+def policy_within_bound(request: E2bEgressRequest, networks: Networks) -> NetworkPolicy:
     """The policy, limited to the hosts that the operator allows.
 
     Raises InvalidRequest for a named host outside of them.
     """
-    if asked.secrets:
-        networks.check(NetworkPolicy(allow=tuple(secret.domain for secret in asked.secrets)))
-    return policy_from_request(asked, networks.bound)
+    if request.secrets:
+        networks.check(NetworkPolicy(allow=tuple(secret.domain for secret in request.secrets)))
+    return policy_from_request(request, networks.bound)

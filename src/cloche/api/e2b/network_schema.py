@@ -73,9 +73,9 @@ class E2bEgressRequest(Struct):
     secrets: tuple[Secret, ...] = ()
 
 
-def decode_egress_request(asked: E2bNetworkBody | None, internet: bool | None = None) -> E2bEgressRequest:
+def decode_egress_request(message: E2bNetworkBody | None, internet: bool | None = None) -> E2bEgressRequest:
     """The requested egress. Raises InvalidRequest as E2B does, and NotSupported."""
-    network = asked or E2bNetworkBody()
+    network = message or E2bNetworkBody()
     for name, why in _UNSUPPORTED_FIELDS.items():
         if getattr(network, name):
             raise NotSupported(f"network.{name} is not possible on this server: {why}; leave it out")
@@ -91,23 +91,23 @@ def decode_egress_request(asked: E2bNetworkBody | None, internet: bool | None = 
     )
 
 
-def policy_from_request(asked: E2bEgressRequest, bound: NetworkPolicy) -> NetworkPolicy:
+def policy_from_request(request: E2bEgressRequest, bound: NetworkPolicy) -> NetworkPolicy:
     """The request as a policy. The internet is the part that `bound` allows; named hosts may lie outside of it.
 
     A rule for a host that is not allowed has no effect, as in E2B.
     """
     allowed, denied, internet = (
-        _rules_from_patterns("allow", asked.allow),
-        _rules_from_patterns("deny", asked.deny),
+        _rules_from_patterns("allow", request.allow),
+        _rules_from_patterns("deny", request.deny),
         _rules_from_patterns("allow", bound.allow),
     )
-    if asked.everything:
+    if request.everything:
         rules = (*allowed, *internet)
-    elif asked.internet and internet:
+    elif request.internet and internet:
         rules = (*allowed, *denied, *internet)
     else:  # where no rule fits it is denied anyway
         rules = allowed
-    return with_usable_secrets(NetworkPolicy(rules=rules), asked.secrets)
+    return with_usable_secrets(NetworkPolicy(rules=rules), request.secrets)
 
 
 def encode_policy(policy: NetworkPolicy) -> dict[str, Any]:
@@ -127,9 +127,9 @@ def allows_internet(policy: NetworkPolicy) -> bool:
     return "*" in _hosts_with_action(policy, "allow")
 
 
-def decode_host_mask(asked: E2bNetworkBody | None) -> str | None:
+def decode_host_mask(message: E2bNetworkBody | None) -> str | None:
     """The Host header for programs, with `${PORT}` for their port. Raises InvalidRequest."""
-    mask = asked.maskRequestHost if asked is not None else None
+    mask = message.maskRequestHost if message is not None else None
     if not mask:
         return None
     if not mask.isascii():

@@ -220,24 +220,24 @@ async def list_processes(request: Request, _: EnvdListRequest) -> Reply:
     return {"processes": [encode_listed_process(job) for job in e2b_sandbox_of(request).sandbox.commands.jobs.list()]}
 
 
-async def start_process(request: Request, asked: EnvdStartRequest) -> AsyncGenerator[Reply, None]:
+async def start_process(request: Request, message: EnvdStartRequest) -> AsyncGenerator[Reply, None]:
     """Starts a program. The client's timeout is the program's: then the program is killed."""
     sandbox, user = e2b_sandbox_of(request).sandbox, calling_user(request)
-    if not asked.process.cmd:
+    if not message.process.cmd:
         raise errors.InvalidRequest("there is no program to start: give `process.cmd`")
-    cwd = resolve_user_path(asked.process.cwd, user) if asked.process.cwd else sandbox.spec.cwd
+    cwd = resolve_user_path(message.process.cwd, user) if message.process.cwd else sandbox.spec.cwd
     if e2b_sandbox_of(request).sealed:
         await sandbox.health_port.open(CODE_PORT)
     try:
         job = await sandbox.commands.launch(
-            (asked.process.cmd, *asked.process.args),
+            (message.process.cmd, *message.process.args),
             user=user,
-            env=asked.process.envs,
+            env=message.process.envs,
             cwd=cwd,
             timeout_seconds=client_timeout_seconds(request),
-            stdin=asked.stdin is not False and asked.pty is None,
-            pty=None if asked.pty is None else terminal_size_of(asked.pty),
-            tag=asked.tag,
+            stdin=message.stdin is not False and message.pty is None,
+            pty=None if message.pty is None else terminal_size_of(message.pty),
+            tag=message.tag,
         )
     except errors.FileNotFound:
         raise errors.InvalidRequest(f"cwd '{cwd}' does not exist") from None
@@ -246,22 +246,22 @@ async def start_process(request: Request, asked: EnvdStartRequest) -> AsyncGener
     return _stream_process_events(sandbox, job, starter=True)
 
 
-async def connect_process(request: Request, asked: EnvdProcessRequest) -> AsyncGenerator[Reply, None]:
-    jobs, selected = e2b_sandbox_of(request).sandbox.commands.jobs, _check_selector(asked.process)
+async def connect_process(request: Request, message: EnvdProcessRequest) -> AsyncGenerator[Reply, None]:
+    jobs, selected = e2b_sandbox_of(request).sandbox.commands.jobs, _check_selector(message.process)
     return _stream_process_events(
         e2b_sandbox_of(request).sandbox, jobs.recall(selected.pid, selected.tag), starter=False
     )
 
 
-async def update_process(request: Request, asked: EnvdUpdateRequest) -> Reply:
-    job = _find_selected_job(request, asked.process)
-    if asked.pty is not None:
-        job.resize(*terminal_size_of(asked.pty))
+async def update_process(request: Request, message: EnvdUpdateRequest) -> Reply:
+    job = _find_selected_job(request, message.process)
+    if message.pty is not None:
+        job.resize(*terminal_size_of(message.pty))
     return {}
 
 
-async def send_input(request: Request, asked: EnvdSendInputRequest) -> Reply:
-    await _send_process_input(request, _find_selected_job(request, asked.process), asked.input)
+async def send_input(request: Request, message: EnvdSendInputRequest) -> Reply:
+    await _send_process_input(request, _find_selected_job(request, message.process), message.input)
     return {}
 
 
@@ -277,8 +277,8 @@ async def stream_input(request: Request, coming: AsyncIterator[EnvdStreamInputRe
     return {}
 
 
-async def send_signal(request: Request, asked: EnvdSendSignalRequest) -> Reply:
-    job, number = _find_selected_job(request, asked.process), decode_signal_number(asked.signal)
+async def send_signal(request: Request, message: EnvdSendSignalRequest) -> Reply:
+    job, number = _find_selected_job(request, message.process), decode_signal_number(message.signal)
     job.kill(number)
     if number == signal.SIGKILL:  # clients look at once whether it is gone
         with contextlib.suppress(TimeoutError):
@@ -287,8 +287,8 @@ async def send_signal(request: Request, asked: EnvdSendSignalRequest) -> Reply:
     return {}
 
 
-async def close_stdin(request: Request, asked: EnvdProcessRequest) -> Reply:
-    job = _find_selected_job(request, asked.process)
+async def close_stdin(request: Request, message: EnvdProcessRequest) -> Reply:
+    job = _find_selected_job(request, message.process)
     if job.ask.pty is not None:
         raise ConnectRpcError(
             "unknown", "error closing stdin: a terminal's input has no end: send Ctrl+D (0x04) instead"

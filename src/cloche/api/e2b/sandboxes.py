@@ -87,8 +87,8 @@ class ControlTimeouts:
 
     async def refresh(self, request: Request) -> Response:
         sandbox = await self._api.sandbox(request)
-        asked = await self._api.json_body(request, RefreshSandboxBody)
-        seconds = REFRESH_SECONDS if asked.duration is None else asked.duration
+        message = await self._api.json_body(request, RefreshSandboxBody)
+        seconds = REFRESH_SECONDS if message.duration is None else message.duration
         if not 0 <= seconds <= MAX_REFRESH_SECONDS:
             raise errors.InvalidRequest(f"duration: it must be from 0 to {MAX_REFRESH_SECONDS} s, not {seconds}")
         if seconds > 0:
@@ -121,17 +121,17 @@ class ControlPauses:
     async def pause(self, request: Request) -> Response:
         """Pauses with memory, unless the client declines it. A paused sandbox is a conflict."""
         owner = self._api.owner(request)
-        asked = await self._api.json_body(request, PauseSandboxBody)
-        await self._api.engine.pause(self._api.sandbox_id(request), owner, memory=asked.memory is not False)
+        message = await self._api.json_body(request, PauseSandboxBody)
+        await self._api.engine.pause(self._api.sandbox_id(request), owner, memory=message.memory is not False)
         return Response(status_code=204)
 
     async def connect(self, request: Request, *, default_seconds: int | None) -> Response:
         """Extends a running sandbox to at least that many seconds from now, never less; resumes a paused one."""
         owner, id = self._api.owner(request), self._api.sandbox_id(request)
-        asked = await self._api.json_body(request, ConnectSandboxBody)
-        seconds = self._api.seconds(asked.timeout, default_seconds)
+        message = await self._api.json_body(request, ConnectSandboxBody)
+        seconds = self._api.seconds(message.timeout, default_seconds)
         known = await self._api.engine.describe(id, owner)
-        if known.state == "paused" and known.pause_memory and asked.memory is False:
+        if known.state == "paused" and known.pause_memory and message.memory is False:
             raise NotSupported("memory: this sandbox was paused with its memory and goes on with it; leave it out")
         sandbox = await self._api.engine.resume(id, owner, seconds=max(seconds, 1))
         if seconds > 0:
@@ -141,12 +141,12 @@ class ControlPauses:
     async def resume(self, request: Request) -> Response:
         """The predecessor of `connect`, for old clients. A running sandbox is a conflict."""
         owner, id = self._api.owner(request), self._api.sandbox_id(request)
-        asked = await self._api.json_body(request, ResumeSandboxBody)
-        seconds = self._api.seconds(asked.timeout, RESUME_SECONDS)
+        message = await self._api.json_body(request, ResumeSandboxBody)
+        seconds = self._api.seconds(message.timeout, RESUME_SECONDS)
         known = await self._api.engine.describe(id, owner)
         if known.state == "running":
             raise Conflict(f"sandbox {id} is already running")
-        if asked.autoPause and known.on_deadline != "pause":
+        if message.autoPause and known.on_deadline != "pause":
             raise NotSupported("autoPause: it is settled when a sandbox is made; leave it out, or set a longer timeout")
         resumed = await self._api.engine.resume(id, owner, seconds=max(seconds, 1))
         return self._connected_response(request, resumed, 201)
@@ -154,9 +154,9 @@ class ControlPauses:
     async def fork(self, request: Request) -> Response:
         """Creates sandboxes with the files and the environment of this one, which continues to run."""
         owner, id = self._api.owner(request), self._api.sandbox_id(request)
-        asked = await self._api.json_body(request, ForkSandboxBody)
-        seconds = self._api.seconds(asked.timeout, FORK_SECONDS)
-        count = 1 if asked.count is None else asked.count
+        message = await self._api.json_body(request, ForkSandboxBody)
+        seconds = self._api.seconds(message.timeout, FORK_SECONDS)
+        count = 1 if message.count is None else message.count
         forks = await self._api.engine.fork(id, owner, count, seconds=max(seconds, 1))
         return json_reply([self._encode_fork_result(each, self._api.domain(request)) for each in forks], 201)
 
@@ -369,42 +369,42 @@ class ControlSandboxes:
         return Response(status_code=204)
 
     async def list_page(self, request: Request) -> Response:
-        asked = decode_sandbox_query(request.query_params)
-        found = self._find_matching_sandboxes(self._api.owner(request), asked)
-        page, rest = found[: asked.limit], found[asked.limit :]
+        query = decode_sandbox_query(request.query_params)
+        found = self._find_matching_sandboxes(self._api.owner(request), query)
+        page, rest = found[: query.limit], found[query.limit :]
         headers = {"X-Next-Token": encode_page_token(*_page_position_of(page[-1]))} if rest else {}
         return json_reply([encode_listed_sandbox(each) for each in page], headers=headers)
 
     async def list_all(self, request: Request) -> Response:
         """Version 1: without pages and without paused sandboxes."""
-        asked = E2bSandboxQuery(
+        query = E2bSandboxQuery(
             metadata=decode_metadata_filter(request.query_params.get("metadata", "")), states=("running",)
         )
         return json_reply(
-            [encode_listed_sandbox(each) for each in self._find_matching_sandboxes(self._api.owner(request), asked)]
+            [encode_listed_sandbox(each) for each in self._find_matching_sandboxes(self._api.owner(request), query)]
         )
 
-    async def _create_sandbox(self, owner: str, wanted: E2bCreateRequest) -> E2bSandbox:
-        self._api.check_timeout("timeout", wanted.timeout_seconds, least=1)
-        template = await self._find_template(wanted.template, owner)
-        built = await self._built_template_id(wanted.template, template, owner)
+    async def _create_sandbox(self, owner: str, request: E2bCreateRequest) -> E2bSandbox:
+        self._api.check_timeout("timeout", request.timeout_seconds, least=1)
+        template = await self._find_template(request.template, owner)
+        built = await self._built_template_id(request.template, template, owner)
         id = new_id()
         own = {"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": id, "E2B_TEMPLATE_ID": built or template.ref}
         spec = SandboxSpec(
-            template=wanted.template,
-            env={**wanted.env, **own},
-            metadata=wanted.metadata,
-            lifetime_seconds=wanted.timeout_seconds,
-            network=network.policy_for_new_sandbox(wanted.egress, template, self._api.engine.networks),
+            template=request.template,
+            env={**request.env, **own},
+            metadata=request.metadata,
+            lifetime_seconds=request.timeout_seconds,
+            network=network.policy_for_new_sandbox(request.egress, template, self._api.engine.networks),
             user="root",
             sudo=True,
             cwd="/home/user",
             owner=owner,
-            on_deadline=wanted.on_deadline,
-            pause_memory=wanted.pause_memory,
-            auto_resume=wanted.auto_resume,
-            notes=_notes_for_request(wanted, built),
-            volumes=wanted.volumes,
+            on_deadline=request.on_deadline,
+            pause_memory=request.pause_memory,
+            auto_resume=request.auto_resume,
+            notes=_notes_for_request(request, built),
+            volumes=request.volumes,
         )
         return self._api.registry.of(await self._api.engine.create(spec, id=id))
 
@@ -422,37 +422,37 @@ class ControlSandboxes:
             return None
         return await self._api.engine.builds.find_template_id(ref, owner)
 
-    def _find_matching_sandboxes(self, owner: str, asked: E2bSandboxQuery) -> list[SandboxInfo]:
+    def _find_matching_sandboxes(self, owner: str, query: E2bSandboxQuery) -> list[SandboxInfo]:
         """The matching sandboxes in order, from the end of the previous page on."""
-        found = [each for each in self._api.engine.list(owner) if self._matches_query(each, asked)]
-        found.sort(key=_page_position_of, reverse=asked.order == "desc")
-        if asked.after is None:
+        found = [each for each in self._api.engine.list(owner) if self._matches_query(each, query)]
+        found.sort(key=_page_position_of, reverse=query.order == "desc")
+        if query.after is None:
             return found
-        after, ascending = asked.after, asked.order == "asc"
+        after, ascending = query.after, query.order == "asc"
         return [
             each
             for each in found
             if (_page_position_of(each) > after if ascending else _page_position_of(each) < after)
         ]
 
-    def _matches_query(self, info: SandboxInfo, asked: E2bSandboxQuery) -> bool:
+    def _matches_query(self, info: SandboxInfo, query: E2bSandboxQuery) -> bool:
         alias = template_alias_of(info)
         names = (info.template, template_name_of(info.template), template_id_of(info), alias, alias.partition(":")[0])
         return (
-            info.state in asked.states
-            and asked.metadata.items() <= info.metadata.items()
-            and (asked.started_after is None or to_microseconds(info.created_at) >= asked.started_after)
-            and (asked.template is None or asked.template in names)
+            info.state in query.states
+            and query.metadata.items() <= info.metadata.items()
+            and (query.started_after is None or to_microseconds(info.created_at) >= query.started_after)
+            and (query.template is None or query.template in names)
         )
 
 
-def _notes_for_request(wanted: E2bCreateRequest, built: str | None) -> dict[str, str]:
+def _notes_for_request(request: E2bCreateRequest, built: str | None) -> dict[str, str]:
     return encode_sandbox_notes(
-        alias=wanted.template,
+        alias=request.template,
         template=built,
-        secure=wanted.secure,
-        public_traffic=wanted.public_traffic,
-        host_mask=wanted.host_mask,
+        secure=request.secure,
+        public_traffic=request.public_traffic,
+        host_mask=request.host_mask,
     )
 
 

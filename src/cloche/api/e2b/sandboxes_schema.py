@@ -128,26 +128,26 @@ class E2bCreateRequest(Struct):
 
 def decode_create_request(body: bytes, *, version: int) -> E2bCreateRequest:
     """The sandbox that the body of `POST /sandboxes` (1) or `POST /v2/sandboxes` (2) asks for."""
-    asked = decode_json_body(body, E2bCreateBody)
-    _check_lifecycle(asked)
-    _check_no_iam(asked)
-    secure = version >= 2 or bool(asked.secure)
-    public = asked.network is None or asked.network.allowPublicTraffic is not False
+    message = decode_json_body(body, E2bCreateBody)
+    _check_lifecycle(message)
+    _check_no_iam(message)
+    secure = version >= 2 or bool(message.secure)
+    public = message.network is None or message.network.allowPublicTraffic is not False
     if not public and not secure:
         raise errors.InvalidRequest("network.allowPublicTraffic: it can be false only with secure: true")
     return E2bCreateRequest(
-        template=asked.templateID,
-        timeout_seconds=_value_or_default(asked.timeout, 300 if version >= 2 else 15),
+        template=message.templateID,
+        timeout_seconds=_value_or_default(message.timeout, 300 if version >= 2 else 15),
         secure=secure,
         public_traffic=public,
-        metadata=asked.metadata or {},
-        env=asked.envVars or {},
-        egress=decode_egress_request(asked.network, asked.allow_internet_access),
-        host_mask=decode_host_mask(asked.network),
-        on_deadline="pause" if asked.autoPause else "kill",
-        pause_memory=asked.autoPauseMemory is not False,
-        auto_resume=_wants_auto_resume(asked),
-        volumes=_volumes_by_path(asked.volumeMounts or []),
+        metadata=message.metadata or {},
+        env=message.envVars or {},
+        egress=decode_egress_request(message.network, message.allow_internet_access),
+        host_mask=decode_host_mask(message.network),
+        on_deadline="pause" if message.autoPause else "kill",
+        pause_memory=message.autoPauseMemory is not False,
+        auto_resume=_wants_auto_resume(message),
+        volumes=_volumes_by_path(message.volumeMounts or []),
     )
 
 
@@ -159,19 +159,19 @@ def _volumes_by_path(mounts: list[VolumeMountBody]) -> dict[str, str]:
     return volumes
 
 
-def _check_lifecycle(asked: E2bCreateBody) -> None:
-    if asked.autoPauseMemory is False and _wants_auto_resume(asked):
+def _check_lifecycle(message: E2bCreateBody) -> None:
+    if message.autoPauseMemory is False and _wants_auto_resume(message):
         raise errors.InvalidRequest("autoPauseMemory: it cannot be false together with autoResume")
-    if asked.autoPauseMemory is False and not asked.autoPause:
+    if message.autoPauseMemory is False and not message.autoPause:
         raise errors.InvalidRequest("autoPauseMemory: it has a meaning only with autoPause: true")
 
 
-def _wants_auto_resume(asked: E2bCreateBody) -> bool:
-    return asked.autoResume is not None and asked.autoResume.enabled
+def _wants_auto_resume(message: E2bCreateBody) -> bool:
+    return message.autoResume is not None and message.autoResume.enabled
 
 
-def _check_no_iam(asked: E2bCreateBody) -> None:
-    if asked.iam is not None and asked.iam.tokens:
+def _check_no_iam(message: E2bCreateBody) -> None:
+    if message.iam is not None and message.iam.tokens:
         raise NotSupported("iam: this server issues no workload identities; leave it out")
 
 

@@ -46,13 +46,13 @@ class E2bSnapshotQuery(Struct):
 
 def decode_snapshot_name(body: bytes) -> str | None:
     """The requested name of a new snapshot."""
-    asked = decode_json_body(body, E2bSnapshotBody)
-    if asked.memory:
+    message = decode_json_body(body, E2bSnapshotBody)
+    if message.memory:
         raise NotSupported(
             "memory: a snapshot keeps files and environment here, not memory; leave it out, or pause the sandbox, "
             "which keeps its memory"
         )
-    return asked.name or None
+    return message.name or None
 
 
 def decode_snapshot_query(query: Mapping[str, str]) -> E2bSnapshotQuery:
@@ -65,13 +65,13 @@ def decode_snapshot_query(query: Mapping[str, str]) -> E2bSnapshotQuery:
     )
 
 
-def select_snapshot_page(found: Sequence[Snapshot], asked: E2bSnapshotQuery) -> tuple[list[Snapshot], str | None]:
+def select_snapshot_page(found: Sequence[Snapshot], query: E2bSnapshotQuery) -> tuple[list[Snapshot], str | None]:
     """One page, newest first, and the token of the next page, if any."""
-    wanted = [each for each in found if asked.name is None or matches_snapshot_ref(each, asked.name)]
+    wanted = [each for each in found if query.name is None or matches_snapshot_ref(each, query.name)]
     wanted.sort(key=_snapshot_position_of, reverse=True)
-    if asked.after is not None:
-        wanted = [each for each in wanted if _snapshot_position_of(each) < asked.after]
-    shown = wanted[: asked.limit]
+    if query.after is not None:
+        wanted = [each for each in wanted if _snapshot_position_of(each) < query.after]
+    shown = wanted[: query.limit]
     return shown, encode_page_token(*_snapshot_position_of(shown[-1])) if len(wanted) > len(shown) else None
 
 
@@ -111,8 +111,8 @@ class ControlSnapshots:
 
     async def list_page(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        asked = decode_snapshot_query(request.query_params)
-        found, next_token = select_snapshot_page(await self._api.engine.snapshots.list(owner, asked.sandbox), asked)
+        query = decode_snapshot_query(request.query_params)
+        found, next_token = select_snapshot_page(await self._api.engine.snapshots.list(owner, query.sandbox), query)
         return json_reply(
             [encode_snapshot(each) for each in found], headers={"X-Next-Token": next_token} if next_token else {}
         )

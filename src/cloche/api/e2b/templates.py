@@ -156,10 +156,10 @@ class ControlBuilds:
 
     async def request(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        asked = await self._api.decoded(request, wire.decode_build_request)
-        limits = asked.limits(self._config.limits.default)
+        message = await self._api.decoded(request, wire.decode_build_request)
+        limits = message.limits(self._config.limits.default)
         return json_reply(
-            wire.encode_requested_build(*await self._builds.request(asked.name, asked.tags, owner, limits)), 202
+            wire.encode_requested_build(*await self._builds.request(message.name, message.tags, owner, limits)), 202
         )
 
     async def file_link(self, request: Request) -> Response:
@@ -196,14 +196,14 @@ class ControlBuilds:
 
     async def assign_tags(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        asked = await self._api.decoded(request, wire.decode_tag_request)
-        build = await self._builds.assign(asked.target, asked.tags, owner)
-        return json_reply({"tags": [tag.rpartition(":")[2] for tag in asked.tags], "buildID": build}, 201)
+        message = await self._api.decoded(request, wire.decode_tag_request)
+        build = await self._builds.assign(message.target, message.tags, owner)
+        return json_reply({"tags": [tag.rpartition(":")[2] for tag in message.tags], "buildID": build}, 201)
 
     async def remove_tags(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        asked = await self._api.decoded(request, wire.decode_untag_request)
-        await self._builds.unassign(asked.name, asked.tags, owner)
+        message = await self._api.decoded(request, wire.decode_untag_request)
+        await self._builds.unassign(message.name, message.tags, owner)
         return Response(status_code=204)
 
     async def _template_from_path(self, request: Request) -> BuiltTemplate:

@@ -100,28 +100,28 @@ class TemplateBuildRequest(Struct):
 
 
 def decode_build_request(body: bytes) -> TemplateBuildRequest:
-    asked = decode_json_body(body, TemplateBuildBody)
-    name = asked.name or asked.alias
+    message = decode_json_body(body, TemplateBuildBody)
+    name = message.name or message.alias
     if not name:
         raise errors.InvalidRequest("name: it is missing; give the template a name, or NAME:TAG")
     _check_name_length("name", name)
     return TemplateBuildRequest(
-        name=name, tags=tuple(_check_tags(asked.tags or ())), cpus=asked.cpuCount, memory_mb=asked.memoryMB
+        name=name, tags=tuple(_check_tags(message.tags or ())), cpus=message.cpuCount, memory_mb=message.memoryMB
     )
 
 
 def decode_tag_request(body: bytes) -> TagTemplateBody:
-    asked = decode_json_body(body, TagTemplateBody)
-    _check_name_length("target", asked.target)
-    _check_tags(asked.tags)
-    return asked
+    message = decode_json_body(body, TagTemplateBody)
+    _check_name_length("target", message.target)
+    _check_tags(message.tags)
+    return message
 
 
 def decode_untag_request(body: bytes) -> UntagTemplateBody:
-    asked = decode_json_body(body, UntagTemplateBody)
-    _check_name_length("name", asked.name)
-    _check_tags(asked.tags)
-    return asked
+    message = decode_json_body(body, UntagTemplateBody)
+    _check_name_length("name", message.name)
+    _check_tags(message.tags)
+    return message
 
 
 def _check_tags(tags: Sequence[str]) -> Sequence[str]:
@@ -139,24 +139,24 @@ def _check_name_length(field: str, name: str) -> None:
 
 def decode_build_plan(body: bytes) -> BuildPlan:
     """The build plan that the body requests."""
-    asked = decode_json_body(body, StartBuildBody)
-    if asked.fromImageRegistry:
+    message = decode_json_body(body, StartBuildBody)
+    if message.fromImageRegistry:
         raise NotSupported("fromImageRegistry: this server takes no images from registries; build from a template")
-    if bool(asked.fromImage) == bool(asked.fromTemplate):
+    if bool(message.fromImage) == bool(message.fromTemplate):
         raise errors.InvalidRequest("fromImage, fromTemplate: give one of them")
-    _check_name_length("fromImage, fromTemplate", asked.fromImage or asked.fromTemplate or "")
-    _check_command("startCmd", asked.startCmd or "")
-    _check_command("readyCmd", asked.readyCmd or "")
-    steps = asked.steps or []
+    _check_name_length("fromImage, fromTemplate", message.fromImage or message.fromTemplate or "")
+    _check_command("startCmd", message.startCmd or "")
+    _check_command("readyCmd", message.readyCmd or "")
+    steps = message.steps or []
     if len(steps) > MAX_STEPS:
         raise errors.InvalidRequest(f"steps: a template can have {MAX_STEPS}, not {len(steps)}")
     return BuildPlan(
-        base=asked.fromTemplate or _normalize_image_name(asked.fromImage or ""),
+        base=message.fromTemplate or _normalize_image_name(message.fromImage or ""),
         steps=tuple(_decode_build_step(number, step) for number, step in enumerate(steps, 1)),
-        start_command=asked.startCmd,
-        ready_command=asked.readyCmd,
-        force=bool(asked.force) or any(step.force for step in steps),
-        fresh_from=0 if asked.force else next((index for index, step in enumerate(steps) if step.force), None),
+        start_command=message.startCmd,
+        ready_command=message.readyCmd,
+        force=bool(message.force) or any(step.force for step in steps),
+        fresh_from=0 if message.force else next((index for index, step in enumerate(steps) if step.force), None),
     )
 
 

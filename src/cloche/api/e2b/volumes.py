@@ -69,12 +69,12 @@ def metadata_change_from_query(query: Mapping[str, str]) -> FileMetadataChange:
     return _check_metadata_change(FileMetadataChange(**asked))
 
 
-def _check_metadata_change(asked: FileMetadataChange) -> FileMetadataChange:
-    check_mode(asked.mode)
-    for name, value in (("uid", asked.uid), ("gid", asked.gid)):
+def _check_metadata_change(change: FileMetadataChange) -> FileMetadataChange:
+    check_mode(change.mode)
+    for name, value in (("uid", change.uid), ("gid", change.gid)):
         if value is not None and not 0 <= value <= MAX_ID:
             raise errors.InvalidRequest(f"{name}: it must be a whole number from 0 to {MAX_ID}, not {value}")
-    return asked
+    return change
 
 
 def parse_depth(query: Mapping[str, str]) -> int:
@@ -218,9 +218,9 @@ class VolumeContent:
 
     async def change(self, request: Request) -> Response:
         volume, place = await self._authorized_volume(request), path_in_volume(request.query_params)
-        asked = decode_metadata_change(await request.body())
+        change = decode_metadata_change(await request.body())
         async with self._volumes.files(volume, writes=True) as files:
-            return json_reply(encode_file_stat(await _apply_metadata_change(files, place, asked)))
+            return json_reply(encode_file_stat(await _apply_metadata_change(files, place, change)))
 
     async def remove(self, request: Request) -> Response:
         place = path_in_volume(request.query_params)
@@ -248,11 +248,11 @@ class VolumeContent:
 
     async def write(self, request: Request) -> Response:
         volume, place = await self._authorized_volume(request), path_in_volume(request.query_params)
-        asked = metadata_change_from_query(request.query_params)
+        change = metadata_change_from_query(request.query_params)
         async with self._volumes.files(volume, writes=True) as files:
             content = await buffer_small_content(read_body_chunks(request, volume.size_bytes))
             written = await files.write(place, content, owner="user", below=VOLUME_PATH)
-            return json_reply(encode_file_stat(await _apply_metadata_change(files, place, asked, written)), 201)
+            return json_reply(encode_file_stat(await _apply_metadata_change(files, place, change, written)), 201)
 
     def _content_route(self, method: str, kind: str, handler: Handler) -> Route:
         return dialect_route(self, method, f"/volumecontent/{{id}}/{kind}", handler)
@@ -274,10 +274,10 @@ class VolumeContent:
 
 
 async def _apply_metadata_change(
-    files: SandboxFiles, place: str, asked: FileMetadataChange, known: FileInfo | None = None
+    files: SandboxFiles, place: str, change: FileMetadataChange, known: FileInfo | None = None
 ) -> FileInfo:
-    if asked.has_changes:
-        return await files.change(place, uid=asked.uid, gid=asked.gid, mode=asked.mode, below=VOLUME_PATH)
+    if change.has_changes:
+        return await files.change(place, uid=change.uid, gid=change.gid, mode=change.mode, below=VOLUME_PATH)
     return known or await files.stat(place)
 
 

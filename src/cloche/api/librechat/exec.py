@@ -58,7 +58,7 @@ class ProgramRunner:
     def place(
         self,
         caller: LibreChatCaller,
-        asked: ExecRequest,
+        request: ExecRequest,
         storage: str | None = None,
         turn: contextlib.AbstractAsyncContextManager[None] | None = None,
     ) -> contextlib.AbstractAsyncContextManager[ProgramSandbox]:
@@ -68,65 +68,65 @@ class ProgramRunner:
         no other uses it, and then enters `turn`: waiting for a session takes no turn from others. Raises the engine's
         errors.
         """
-        notes, storage, turn = ProgramNotes(asked.notes), storage or new_code_id(), turn or contextlib.nullcontext()
-        if asked.hint is None:
-            return self._single_program_sandbox(caller, asked, storage, notes, turn)
-        return self._sessions.place(caller, asked, self.bounds(asked).seconds, storage, notes, turn)
+        notes, storage, turn = ProgramNotes(request.notes), storage or new_code_id(), turn or contextlib.nullcontext()
+        if request.hint is None:
+            return self._single_program_sandbox(caller, request, storage, notes, turn)
+        return self._sessions.place(caller, request, self.bounds(request).seconds, storage, notes, turn)
 
     async def run_request(
         self,
         caller: LibreChatCaller,
-        asked: ExecRequest,
+        request: ExecRequest,
         turn: contextlib.AbstractAsyncContextManager[None] | None = None,
     ) -> Json:
         """Runs a program in a sandbox. Returns the answer to POST /exec. Raises the errors of `place` and `run`."""
-        async with self.place(caller, asked, turn=turn) as place:
-            return place.answer(await self.run(place, asked), await place.collect())
+        async with self.place(caller, request, turn=turn) as place:
+            return place.answer(await self.run(place, request), await place.collect())
 
-    def bounds(self, asked: ExecRequest) -> ProgramLimits:
-        seconds = min(asked.timeout_seconds or self._config.timeout_seconds, self._config.max_timeout_seconds)
+    def bounds(self, request: ExecRequest) -> ProgramLimits:
+        seconds = min(request.timeout_seconds or self._config.timeout_seconds, self._config.max_timeout_seconds)
         return ProgramLimits(seconds=seconds, output_bytes=self._config.output_bytes)
 
-    async def run(self, place: ProgramSandbox, asked: ExecRequest) -> ProgramOutcome:
+    async def run(self, place: ProgramSandbox, request: ExecRequest) -> ProgramOutcome:
         """Runs the program to its end. A missing language is an outcome, too. Raises Gone."""
-        language = await self._find_language(asked)
+        language = await self._find_language(request)
         if isinstance(language, ProgramOutcome):
             return language
         try:
             if language.name == "py" and place.keeps_variables:
-                return await programs.run_cell(place, asked, self.bounds(asked))
-            return await self._run_once(place.sandbox, language, asked)
+                return await programs.run_cell(place, request, self.bounds(request))
+            return await self._run_once(place.sandbox, language, request)
         except (errors.InvalidRequest, errors.FileError) as error:  # arguments that are too long, say, or a full disk
             return outcome.refused_outcome(str(error))
 
-    async def _run_once(self, sandbox: Sandbox, language: ProgramLanguage, asked: ExecRequest) -> ProgramOutcome:
+    async def _run_once(self, sandbox: Sandbox, language: ProgramLanguage, request: ExecRequest) -> ProgramOutcome:
         """Runs a program that leaves only files behind."""
         began_at, killed_before = time.monotonic(), sandbox.oom_kills()
-        async with running_program(sandbox, language, asked, self.bounds(asked)) as program:
+        async with running_program(sandbox, language, request, self.bounds(request)) as program:
             await program.wait()
         ended = program_outcome(program, time.monotonic() - began_at)
         return outcome.mark_out_of_memory(ended) if sandbox.oom_kills() > killed_before else ended
 
-    async def _find_language(self, asked: ExecRequest) -> ProgramLanguage | ProgramOutcome:
-        language = language_of(asked.lang)
+    async def _find_language(self, request: ExecRequest) -> ProgramLanguage | ProgramOutcome:
+        language = language_of(request.lang)
         if language is not None and not language.needs:
             return language
         available = await self._available.languages()
         if language is not None and language in available:
             return language
-        return outcome.refused_outcome(missing_language(asked.lang, available))
+        return outcome.refused_outcome(missing_language(request.lang, available))
 
     @contextlib.asynccontextmanager
     async def _single_program_sandbox(
         self,
         caller: LibreChatCaller,
-        asked: ExecRequest,
+        request: ExecRequest,
         storage: str,
         notes: ProgramNotes,
         turn: contextlib.AbstractAsyncContextManager[None],
     ) -> AsyncGenerator[ProgramSandbox, None]:
         async with turn:
-            inputs = await self._inputs.find(caller, asked.files, notes)
+            inputs = await self._inputs.find(caller, request.files, notes)
             async with self._temporary_sandbox(caller.owner) as sandbox:
                 written = await self._inputs.write(sandbox, inputs, notes)
                 yield SingleProgramSandbox(sandbox, caller, storage, notes, inputs=written, outputs=self._outputs)

@@ -232,7 +232,7 @@ class ProgramLimits(Struct):
 async def running_program(
     sandbox: Sandbox,
     language: ProgramLanguage,
-    asked: ExecRequest,
+    request: ExecRequest,
     bounds: ProgramLimits,
     offer: ToolOffer | None = None,
 ) -> AsyncGenerator[OutputCapture, None]:
@@ -241,30 +241,30 @@ async def running_program(
     With an `offer` it has those tools, and Python may await anywhere.
     """
     if language.name == "bash":  # which passes over NULs where it reads them, and takes a file with them for no script
-        asked = msgspec.structs.replace(asked, code=asked.code.replace("\0", ""))
-    source = asked.code.encode("utf-8", "surrogatepass")
+        request = msgspec.structs.replace(request, code=request.code.replace("\0", ""))
+    source = request.code.encode("utf-8", "surrogatepass")
     tools = offer.env if offer is not None else {}
     async with contextlib.AsyncExitStack() as stack:
         if language.name == "py":
-            starting = _start_capture(sandbox, bounds, script=_python_script(asked, offer))
+            starting = _start_capture(sandbox, bounds, script=_python_script(request, offer))
         elif language.name == "bash" and len(source) <= MAX_ARGUMENT_BYTES:
-            starting = _start_capture(sandbox, bounds, (SHELL, "-c", asked.code, "bash", *asked.args), env=tools)
+            starting = _start_capture(sandbox, bounds, (SHELL, "-c", request.code, "bash", *request.args), env=tools)
         elif language.source:
             directory = await stack.enter_async_context(_source_file(sandbox, language.source, source))
             starting = _start_capture(
-                sandbox, bounds, (SHELL, "-c", language.recipe, directory, *asked.args), env=tools
+                sandbox, bounds, (SHELL, "-c", language.recipe, directory, *request.args), env=tools
             )
         else:
             starting = _start_capture(
-                sandbox, bounds, (SHELL, "-c", language.recipe, language.name, *asked.args), stdin=source
+                sandbox, bounds, (SHELL, "-c", language.recipe, language.name, *request.args), stdin=source
             )
         yield await stack.enter_async_context(await starting)
 
 
-def _python_script(asked: ExecRequest, offer: ToolOffer | None) -> PythonScript:
+def _python_script(request: ExecRequest, offer: ToolOffer | None) -> PythonScript:
     if offer is None:
-        return PythonScript(source=asked.code, argv=asked.args)
-    return PythonScript(source=asked.code, argv=asked.args, awaits=True, tools=offer.header)
+        return PythonScript(source=request.code, argv=request.args)
+    return PythonScript(source=request.code, argv=request.args, awaits=True, tools=offer.header)
 
 
 @contextlib.asynccontextmanager
@@ -376,11 +376,11 @@ class CellTranscript:
         )
 
 
-async def run_cell(place: ProgramSandbox, asked: ExecRequest, bounds: ProgramLimits) -> ProgramOutcome:
+async def run_cell(place: ProgramSandbox, request: ExecRequest, bounds: ProgramLimits) -> ProgramOutcome:
     """Runs the cell to its end. Raises Gone, InvalidRequest."""
     transcript = CellTranscript(bounds.output_bytes)
     context = place.sandbox.context()
-    cell = context.execute(asked.code, timeout_seconds=bounds.seconds, argv=[SCRIPT_NAME, *asked.args])
+    cell = context.execute(request.code, timeout_seconds=bounds.seconds, argv=[SCRIPT_NAME, *request.args])
     async with cell:
         while events := await cell.next_events():
             for event in events:

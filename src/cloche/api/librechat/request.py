@@ -264,7 +264,7 @@ _TOOL_LANGUAGES: dict[str, ToolLanguage] = {
 class ToolProgram(Struct):
     """A program to start, and the tools that it may call."""
 
-    asked: ExecRequest
+    request: ExecRequest
     language: ToolLanguage
     tools: tuple[ToolDefinition, ...]
 
@@ -286,12 +286,12 @@ def decode_program(given: Mapping[str, Any], max_tools: int) -> ToolProgram:
     size = len(code.encode("utf-8", "replace"))
     if size > MAX_CODE_BYTES:
         raise LibreChatRefusal(413, f"Request too large: code has {size} bytes, {MAX_CODE_BYTES} are possible")
-    asked = decode_exec_fields(given, "bash" if language == "bash" else "py")
-    if asked.timeout_seconds is not None:
-        asked = msgspec.structs.replace(asked, timeout_seconds=max(asked.timeout_seconds, MIN_TIMEOUT_SECONDS))
+    request = decode_exec_fields(given, "bash" if language == "bash" else "py")
+    if request.timeout_seconds is not None:
+        request = msgspec.structs.replace(request, timeout_seconds=max(request.timeout_seconds, MIN_TIMEOUT_SECONDS))
     tools = _decode_tools(given.get("tools"), max_tools)
     tools_by_identifier(tools, language)
-    return ToolProgram(asked=asked, language=language, tools=tools)
+    return ToolProgram(request=request, language=language, tools=tools)
 
 
 def decode_results(given: object) -> dict[str, SubmittedResult]:

@@ -121,7 +121,7 @@ class SessionTurn:
 
 
 class SessionSandbox(ProgramSandbox):
-    """The sandbox of a session. `asked` are the paths of the files that the caller named."""
+    """The sandbox of a session. `named_paths` are the paths of the files that the caller named."""
 
     def __init__(
         self,
@@ -132,13 +132,13 @@ class SessionSandbox(ProgramSandbox):
         storage: str,
         notes: ProgramNotes,
         *,
-        asked: frozenset[str],
+        named_paths: frozenset[str],
     ):
         super().__init__(sandbox, caller, storage, notes)
         self.session = session
         self.turn: SessionTurn | None = None
         self._sessions = sessions
-        self._asked = asked
+        self._named_paths = named_paths
 
     def release_turn(self) -> None:
         if self.turn is not None:
@@ -157,7 +157,7 @@ class SessionSandbox(ProgramSandbox):
 
     def _named_inputs(self, inherited: Sequence[ProgramInput]) -> tuple[ProgramInput, ...]:
         """The inputs that the caller named: it does not follow other files."""
-        return tuple(one for one in inherited if one.path in self._asked)
+        return tuple(one for one in inherited if one.path in self._named_paths)
 
 
 class CodeSessions:
@@ -177,21 +177,21 @@ class CodeSessions:
     async def place(
         self,
         caller: LibreChatCaller,
-        asked: ExecRequest,
+        request: ExecRequest,
         seconds: float,
         storage: str,
         notes: ProgramNotes,
         start: contextlib.AbstractAsyncContextManager[None],
     ) -> AsyncGenerator[SessionSandbox, None]:
-        """The sandbox of a session, with its files and those that `asked` names. `seconds` limits the program.
+        """The sandbox of a session, with its files and those that `request` names. `seconds` limits the program.
 
         Waits for its turn in the session, and then enters `start`. Raises the engine's errors.
         """
-        session = self._find_session(caller, asked.hint or "")
+        session = self._find_session(caller, request.hint or "")
         session.users += 1
         try:
             async with SessionTurn(session.turn) as turn, start:
-                place = await self._enter_session(session, caller, asked, seconds, storage, notes)
+                place = await self._enter_session(session, caller, request, seconds, storage, notes)
                 place.turn = turn
                 try:
                     yield place
@@ -232,18 +232,18 @@ class CodeSessions:
         self,
         session: CodeSession,
         caller: LibreChatCaller,
-        asked: ExecRequest,
+        request: ExecRequest,
         seconds: float,
         storage: str,
         notes: ProgramNotes,
     ) -> SessionSandbox:
-        inputs = await self._inputs.find(caller, asked.files, notes)
+        inputs = await self._inputs.find(caller, request.files, notes)
         sandbox, status = await self._prepare_sandbox(session, caller, inputs, seconds, notes)
         named_paths = frozenset(one.path for one in inputs)
-        place = SessionSandbox(self, session, sandbox, caller, storage, notes, asked=named_paths)
+        place = SessionSandbox(self, session, sandbox, caller, storage, notes, named_paths=named_paths)
         place.fields = {"runtime_session_id": session.key, "runtime_status": status}
         place.keeps_variables = self._config.python_state
-        if session.lost_variables and is_python(asked.lang):
+        if session.lost_variables and is_python(request.lang):
             session.lost_variables = False
             notes.add("variables of earlier programs are gone, as the session had ended; its files are there again")
         return place

@@ -198,7 +198,7 @@ class ProgrammaticHandler:
             return dialogue, dialogue.submit(round, results)
         self._api.starter(request)
         program = decode_program(given, self._api.settings.max_tools)
-        size = max(body_bytes, sys.getsizeof(program.asked.code))
+        size = max(body_bytes, sys.getsizeof(program.request.code))
         dialogue = self._dialogues.begin(caller, partial(self._run_dialogue, caller, program), size)
         return dialogue, dialogue.first
 
@@ -206,7 +206,7 @@ class ProgrammaticHandler:
 
     async def _run_dialogue(self, caller: LibreChatCaller, program: ToolProgram, dialogue: ToolDialogue) -> Json:
         """Runs a program from start to end. Returns the final answer of its dialogue."""
-        async with self._runner.place(caller, program.asked, dialogue.session_id) as place:
+        async with self._runner.place(caller, program.request, dialogue.session_id) as place:
             killed_before = place.sandbox.oom_kills()
             outcome = await self._run_program(place, program, dialogue)
             if place.sandbox.oom_kills() > killed_before:
@@ -214,7 +214,7 @@ class ProgrammaticHandler:
             return final_answer(place.answer(outcome, await place.collect()), outcome)
 
     async def _run_program(self, place: ProgramSandbox, program: ToolProgram, dialogue: ToolDialogue) -> ProgramOutcome:
-        language, bounds = language_of(program.asked.lang), self._runner.bounds(program.asked)
+        language, bounds = language_of(program.request.lang), self._runner.bounds(program.request)
         assert language is not None
         began_at, tools, max_calls = time.monotonic(), place.sandbox.tools, self._api.settings.max_tool_calls
         patience = self._api.settings.tool_wait_seconds + bounds.seconds + SPARE_SECONDS
@@ -222,7 +222,7 @@ class ProgrammaticHandler:
             tools.make_offer(
                 program.tools, language=program.language, max_calls=max_calls, raw=True, no_room=dialogue.no_room
             ) as offer,
-            running_program(place.sandbox, language, program.asked, bounds, offer) as process,
+            running_program(place.sandbox, language, program.request, bounds, offer) as process,
         ):
             offer.runs(process)
             dialogue.counts(lambda: offer.held_bytes)

@@ -127,9 +127,9 @@ class NativeCommands:
 
     async def run(self, request: Request) -> Response:
         commands = (await self._api.sandbox(request)).commands
-        asked = await decode_request_body(request, requests.RunCommandRequest)
-        stdin = asked.stdin if asked.stdin_base64 is None else asked.stdin_base64
-        running = commands.run(asked.command, **_launch_options(asked), stdin=stdin)
+        message = await decode_request_body(request, requests.RunCommandRequest)
+        stdin = message.stdin if message.stdin_base64 is None else message.stdin_base64
+        running = commands.run(message.command, **_launch_options(message), stdin=stdin)
         return json_reply(await run_unless_disconnected(request, running))
 
     async def start(self, request: Request) -> Response:
@@ -148,9 +148,9 @@ class NativeCommands:
 
     async def signal(self, request: Request) -> Response:
         process = await self._process_from_path(request)
-        asked = await decode_request_body(request, requests.SignalRequest)
-        check_signal_number(asked.signal)
-        process.kill(asked.signal)
+        message = await decode_request_body(request, requests.SignalRequest)
+        check_signal_number(message.signal)
+        process.kill(message.signal)
         return Response(status_code=204)
 
     async def write_stdin(self, request: Request) -> Response:
@@ -172,23 +172,25 @@ class NativeCommands:
         return (await self._api.sandbox(request)).commands.get(request.path_params["process"])
 
 
-async def start_requested_process(commands: Core, asked: requests.StartProcessRequest) -> SandboxProgram:
+async def start_requested_process(commands: Core, request: requests.StartProcessRequest) -> SandboxProgram:
     """Starts a process. One with a terminal sends its raw bytes to any number of listeners.
 
     Raises InvalidRequest.
     """
-    if asked.terminal is None:
-        return await commands.start(asked.command, **_launch_options(asked), stdin=asked.stdin, background=True)
-    argv = [*SHELL_COMMAND, asked.command] if isinstance(asked.command, str) else asked.command
-    return await commands.launch(argv, **_launch_options(asked), pty=(asked.terminal.rows, asked.terminal.columns))
+    if request.terminal is None:
+        return await commands.start(request.command, **_launch_options(request), stdin=request.stdin, background=True)
+    argv = [*SHELL_COMMAND, request.command] if isinstance(request.command, str) else request.command
+    return await commands.launch(
+        argv, **_launch_options(request), pty=(request.terminal.rows, request.terminal.columns)
+    )
 
 
-def _launch_options(asked: requests.RunCommandRequest | requests.StartProcessRequest) -> dict[str, Any]:
+def _launch_options(request: requests.RunCommandRequest | requests.StartProcessRequest) -> dict[str, Any]:
     return {
-        "user": asked.user,
-        "env": asked.env,
-        "cwd": asked.cwd,
-        "timeout_seconds": asked.timeout_seconds,
+        "user": request.user,
+        "env": request.env,
+        "cwd": request.cwd,
+        "timeout_seconds": request.timeout_seconds,
     }
 
 

@@ -33,62 +33,62 @@ class NativeFiles:
 
     async def read(self, request: Request) -> Response:
         sandbox = await self._api.sandbox(request)
-        asked = decode_request_query(request, requests.ReadQuery)
-        open_file = sandbox.files.open_whole if asked.whole else sandbox.files.open
-        file = await open_file(asked.path, user=_requested_user(asked))
+        query = decode_request_query(request, requests.ReadQuery)
+        open_file = sandbox.files.open_whole if query.whole else sandbox.files.open
+        file = await open_file(query.path, user=_requested_user(query))
         if file.inline_content is not None:
             return Response(file.inline_content, headers=FILE_HEADERS, media_type=BYTES_TYPE)
         # The client holds all of it in memory; the server must not, or a few clients that do not read would use it up.
-        end = file.size_bytes if asked.whole else None
+        end = file.size_bytes if query.whole else None
         return StreamResponse(
             file.until_read(end), headers=FILE_HEADERS, media_type=BYTES_TYPE, until=sandbox.wait_ended
         )
 
     async def write(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files
-        asked = decode_request_query(request, requests.WriteQuery)
+        query = decode_request_query(request, requests.WriteQuery)
         chunks = read_body_chunks(request, self._api.config.server.upload_bytes)
         return json_reply(
-            await files.write(asked.path, chunks, user=_requested_user(asked), mode=parse_octal_mode(asked.mode))
+            await files.write(query.path, chunks, user=_requested_user(query), mode=parse_octal_mode(query.mode))
         )
 
     async def list(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files
-        asked = decode_request_query(request, requests.ListQuery)
-        return json_reply(await files.list(asked.path, depth=asked.depth, user=_requested_user(asked)))
+        query = decode_request_query(request, requests.ListQuery)
+        return json_reply(await files.list(query.path, depth=query.depth, user=_requested_user(query)))
 
     async def stat(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files
-        asked = decode_request_query(request, requests.PathQuery)
-        return json_reply(await files.stat(asked.path, user=_requested_user(asked)))
+        query = decode_request_query(request, requests.PathQuery)
+        return json_reply(await files.stat(query.path, user=_requested_user(query)))
 
     async def exists(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files
-        asked = decode_request_query(request, requests.PathQuery)
-        return json_reply(responses.ExistsResponse(exists=await files.exists(asked.path, user=_requested_user(asked))))
+        query = decode_request_query(request, requests.PathQuery)
+        return json_reply(responses.ExistsResponse(exists=await files.exists(query.path, user=_requested_user(query))))
 
     async def make_dir(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files
-        asked = await decode_request_body(request, requests.FilePathRequest)
+        message = await decode_request_body(request, requests.FilePathRequest)
         return json_reply(
-            responses.CreatedResponse(created=await files.make_dir(asked.path, user=_requested_user(asked)))
+            responses.CreatedResponse(created=await files.make_dir(message.path, user=_requested_user(message)))
         )
 
     async def move(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files
-        asked = await decode_request_body(request, requests.MovePathRequest)
-        return json_reply(await files.move(asked.path, asked.to, user=_requested_user(asked)))
+        message = await decode_request_body(request, requests.MovePathRequest)
+        return json_reply(await files.move(message.path, message.to, user=_requested_user(message)))
 
     async def remove(self, request: Request) -> Response:
         files = (await self._api.sandbox(request)).files
-        asked = await decode_request_body(request, requests.FilePathRequest)
-        await files.remove(asked.path, user=_requested_user(asked))
+        message = await decode_request_body(request, requests.FilePathRequest)
+        await files.remove(message.path, user=_requested_user(message))
         return Response(status_code=204)
 
     async def watch(self, request: Request) -> StreamResponse:
         files = (await self._api.sandbox(request)).files
-        asked = decode_request_query(request, requests.WatchQuery)
-        watch = files.watch(asked.path, recursive=asked.recursive, user=_requested_user(asked))
+        query = decode_request_query(request, requests.WatchQuery)
+        watch = files.watch(query.path, recursive=query.recursive, user=_requested_user(query))
         return event_stream_response(request, _stream_watch_events(watch))
 
 

@@ -72,29 +72,29 @@ class NativeExecutions:
 
     async def _execution_from_request(self, request: Request) -> Execution:
         sandbox = await self._api.sandbox(request)
-        asked = await decode_request_body(request, requests.ExecuteRequest)
-        if asked.input is True:
+        message = await decode_request_body(request, requests.ExecuteRequest)
+        if message.input is True:
             raise errors.InvalidRequest("input: true needs a WebSocket, over which the answers come: give lines here")
-        if asked.tools:
+        if message.tools:
             raise errors.InvalidRequest("tools need a WebSocket, over which their calls go out and their results come")
-        return prepare_execution(sandbox, asked)
+        return prepare_execution(sandbox, message)
 
 
-def prepare_execution(sandbox: Sandbox, asked: requests.ExecuteRequest) -> Execution:
+def prepare_execution(sandbox: Sandbox, message: requests.ExecuteRequest) -> Execution:
     """The requested execution, not started yet. Raises ContextNotFound, InvalidRequest or InvalidPath."""
-    check_cwd(asked.cwd)
+    check_cwd(message.cwd)
     request = ExecutionRequest(
-        code=asked.code,
-        env=asked.env or {},
-        cwd=asked.cwd,
-        timeout_seconds=asked.timeout_seconds,
-        argv=asked.argv,
+        code=message.code,
+        env=message.env or {},
+        cwd=message.cwd,
+        timeout_seconds=message.timeout_seconds,
+        argv=message.argv,
         tools=[
             ToolDefinition(name=each.name, description=each.description, parameters=each.parameters)
-            for each in asked.tools
+            for each in message.tools
         ],
     )
-    return sandbox.context(asked.context).submit(request, asked.input)
+    return sandbox.context(message.context).submit(request, message.input)
 
 
 async def _stream_execution_events(execution: Execution) -> AsyncGenerator[Event, None]:
@@ -116,14 +116,14 @@ class NativeRuns:
 
     async def start(self, request: Request) -> Response:
         sandbox = await self._api.sandbox(request)
-        asked = await decode_request_body(request, requests.DetachRequest)
-        if asked.input is True:
+        message = await decode_request_body(request, requests.DetachRequest)
+        if message.input is True:
             raise errors.InvalidRequest("a detached run has no client to answer input(): give its lines, or none")
-        if asked.tools:
+        if message.tools:
             raise errors.InvalidRequest("a detached run has no client to answer tool calls: leave the tools out")
-        execution = prepare_execution(sandbox, asked)
-        context = asked.context or sandbox.context().id
-        return json_reply(await self._detached_runs.start(sandbox, context, execution, last=asked.last), 201)
+        execution = prepare_execution(sandbox, message)
+        context = message.context or sandbox.context().id
+        return json_reply(await self._detached_runs.start(sandbox, context, execution, last=message.last), 201)
 
     async def list(self, request: Request) -> Response:
         owner, id = self._api.visible_owner(request), request.path_params["id"]

@@ -40,43 +40,43 @@ class NativeSandboxes:
 
     async def create(self, request: Request) -> Response:
         principal = self._api.admit(request)
-        asked = await decode_request_body(request, requests.CreateSandbox)
-        engine, spec = self._api.engine, await self._spec_from_request(asked, principal.owner)
+        message = await decode_request_body(request, requests.CreateSandbox)
+        engine, spec = self._api.engine, await self._spec_from_request(message, principal.owner)
         sandbox = await create_unless_disconnected(request, engine, engine.create(spec))
         if has_client_disconnected(request):
             await sandbox.kill("client disconnected")  # no client would ever know its id
             raise ClientDisconnect
         return json_reply(sandbox.info, 201)
 
-    async def _spec_from_request(self, asked: requests.CreateSandbox, owner: str) -> SandboxSpec:
-        check_seconds("timeout_seconds", asked.timeout_seconds)
+    async def _spec_from_request(self, message: requests.CreateSandbox, owner: str) -> SandboxSpec:
+        check_seconds("timeout_seconds", message.timeout_seconds)
         spec = SandboxSpec(
-            template=asked.template,
-            env=asked.env,
-            metadata=asked.metadata,
-            lifetime_seconds=asked.timeout_seconds or self._api.config.lifetime.max_seconds,
-            network=_network_from_request(asked),
+            template=message.template,
+            env=message.env,
+            metadata=message.metadata,
+            lifetime_seconds=message.timeout_seconds or self._api.config.lifetime.max_seconds,
+            network=_network_from_request(message),
             owner=owner,
-            on_deadline=asked.on_timeout,
-            pause_memory=asked.pause_memory,
-            auto_resume=asked.auto_resume,
-            volumes=asked.volumes,
+            on_deadline=message.on_timeout,
+            pause_memory=message.pause_memory,
+            auto_resume=message.auto_resume,
+            volumes=message.volumes,
         )
-        if asked.limits is None:
+        if message.limits is None:
             return spec
-        return msgspec.structs.replace(spec, limits=await self._limits_from_request(asked.limits, spec))
+        return msgspec.structs.replace(spec, limits=await self._limits_from_request(message.limits, spec))
 
-    async def _limits_from_request(self, asked: requests.LimitsRequest, spec: SandboxSpec) -> Limits:
-        given = {name: value for name in Limits.__struct_fields__ if (value := getattr(asked, name)) is not None}
+    async def _limits_from_request(self, request: requests.LimitsRequest, spec: SandboxSpec) -> Limits:
+        given = {name: value for name in Limits.__struct_fields__ if (value := getattr(request, name)) is not None}
         return msgspec.structs.replace(await self._api.engine.limits_of(spec.template, spec.owner), **given)
 
     async def list(self, request: Request) -> Response:
         principal = self._api.admit(request)
-        asked = decode_request_query(request, requests.SandboxesQuery)
-        if asked.all and not self._api.is_operator(request):
+        query = decode_request_query(request, requests.SandboxesQuery)
+        if query.all and not self._api.is_operator(request):
             raise errors.Forbidden("all sandboxes are for the server's operator, on its control socket")
-        found = self._api.engine.list(None if asked.all else principal.owner)
-        return json_reply([each for each in found if asked.state in (None, each.state)])
+        found = self._api.engine.list(None if query.all else principal.owner)
+        return json_reply([each for each in found if query.state in (None, each.state)])
 
     async def get(self, request: Request) -> Response:
         if decode_request_query(request, requests.SandboxQuery).running:
@@ -86,8 +86,8 @@ class NativeSandboxes:
 
     async def renew(self, request: Request) -> Response:
         sandbox = await self._api.sandbox(request)
-        asked = await decode_request_body(request, requests.RenewRequest)
-        return json_reply(sandbox.renew(asked.seconds))
+        message = await decode_request_body(request, requests.RenewRequest)
+        return json_reply(sandbox.renew(message.seconds))
 
     async def kill(self, request: Request) -> Response:
         await (await self._api.handle(request)).kill()
@@ -95,8 +95,8 @@ class NativeSandboxes:
 
     async def pause(self, request: Request) -> Response:
         handle = await self._api.handle(request)
-        asked = await decode_request_body(request, requests.PauseRequest)
-        return json_reply(await handle.pause(memory=asked.memory))
+        message = await decode_request_body(request, requests.PauseRequest)
+        return json_reply(await handle.pause(memory=message.memory))
 
     async def resume(self, request: Request) -> Response:
         handle = await self._api.handle(request)
@@ -117,9 +117,9 @@ class NativeSandboxes:
 
     async def create_context(self, request: Request) -> Response:
         sandbox = await self._api.sandbox(request)
-        asked = await decode_request_body(request, requests.CreateContextRequest)
+        message = await decode_request_body(request, requests.CreateContextRequest)
         return json_reply(
-            encode_context_info(await sandbox.create_context(language=asked.language, cwd=asked.cwd)), 201
+            encode_context_info(await sandbox.create_context(language=message.language, cwd=message.cwd)), 201
         )
 
     async def get_context(self, request: Request) -> Response:
@@ -143,10 +143,10 @@ class NativeSandboxes:
         return (await self._api.sandbox(request)).context(request.path_params["context"])
 
 
-def _network_from_request(asked: requests.CreateSandbox) -> NetworkPolicy | None:
-    if asked.network is not None:
-        return requests.request_to_policy(asked.network, asked.secrets)
-    if asked.secrets:
+def _network_from_request(message: requests.CreateSandbox) -> NetworkPolicy | None:
+    if message.network is not None:
+        return requests.request_to_policy(message.network, message.secrets)
+    if message.secrets:
         raise errors.InvalidRequest("secrets need a network that allows their domains: send network with allow, too")
     return None
 
@@ -175,14 +175,14 @@ class NativeSnapshots:
 
     async def make(self, request: Request) -> Response:
         handle = await self._api.handle(request)
-        asked = await decode_request_body(request, requests.MakeSnapshotRequest)
-        return json_reply((await handle.snapshot(name=asked.name)).info, 201)
+        message = await decode_request_body(request, requests.MakeSnapshotRequest)
+        return json_reply((await handle.snapshot(name=message.name)).info, 201)
 
     async def fork(self, request: Request) -> Response:
         handle = await self._api.handle(request)
-        asked = await decode_request_body(request, requests.ForkSandboxRequest)
-        check_seconds("timeout_seconds", asked.timeout_seconds)
-        made = await require_all_forks(await handle.fork(asked.count, seconds=asked.timeout_seconds))
+        message = await decode_request_body(request, requests.ForkSandboxRequest)
+        check_seconds("timeout_seconds", message.timeout_seconds)
+        made = await require_all_forks(await handle.fork(message.count, seconds=message.timeout_seconds))
         if has_client_disconnected(request):
             await asyncio.gather(*(each.kill("client disconnected") for each in made))
             raise ClientDisconnect
@@ -190,10 +190,10 @@ class NativeSnapshots:
 
     async def list(self, request: Request) -> Response:
         principal = self._api.admit(request)
-        asked = decode_request_query(request, requests.SnapshotsQuery)
-        if asked.all and not self._api.is_operator(request):
+        query = decode_request_query(request, requests.SnapshotsQuery)
+        if query.all and not self._api.is_operator(request):
             raise errors.Forbidden("all snapshots are for the server's operator, on its control socket")
-        found = await self._api.engine.snapshots.list(None if asked.all else principal.owner, asked.sandbox)
+        found = await self._api.engine.snapshots.list(None if query.all else principal.owner, query.sandbox)
         return json_reply([each.info for each in found])
 
     async def get(self, request: Request) -> Response:
@@ -216,8 +216,8 @@ class NativeVolumes:
 
     async def make(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        asked = await decode_request_body(request, requests.MakeVolumeRequest)
-        return json_reply((await self._api.engine.volumes.create(asked.name, owner)).info, 201)
+        message = await decode_request_body(request, requests.MakeVolumeRequest)
+        return json_reply((await self._api.engine.volumes.create(message.name, owner)).info, 201)
 
     async def list(self, request: Request) -> Response:
         return json_reply([each.info for each in await self._api.engine.volumes.list(self._api.owner(request))])
@@ -265,8 +265,8 @@ class NativeCheckpoints:
     async def fork(self, request: Request) -> Response:
         sandbox = await self._api.sandbox(request)
         context = sandbox.context(request.path_params["context"])
-        asked = await decode_request_body(request, requests.ForkContextRequest)
-        made = await run_unless_disconnected(request, context.fork(asked.count))
+        message = await decode_request_body(request, requests.ForkContextRequest)
+        made = await run_unless_disconnected(request, context.fork(message.count))
         if has_client_disconnected(request):
             for each in made:
                 with contextlib.suppress(errors.ClocheError):
@@ -315,8 +315,8 @@ class NativeNetwork:
 
     async def replace(self, request: Request) -> Response:
         sandbox = await self._api.sandbox(request)
-        asked = await decode_request_body(request, requests.SetNetworkRequest)
-        await self._api.engine.networks.replace(sandbox, _policy_from_request(asked, sandbox.network.policy))
+        message = await decode_request_body(request, requests.SetNetworkRequest)
+        await self._api.engine.networks.replace(sandbox, _policy_from_request(message, sandbox.network.policy))
         return _network_response(sandbox)
 
     async def log(self, request: Request) -> Response:
@@ -324,10 +324,10 @@ class NativeNetwork:
         return json_reply(responses.NetworkLogResponse(entries=network.log, dropped=network.dropped))
 
 
-def _policy_from_request(asked: requests.SetNetworkRequest, present: NetworkPolicy) -> NetworkPolicy:
+def _policy_from_request(request: requests.SetNetworkRequest, present: NetworkPolicy) -> NetworkPolicy:
     """The requested policy. Omitted secrets stay: their values cannot be read to be sent again."""
-    policy = requests.request_to_policy(asked, asked.secrets or ())
-    return policy if asked.secrets is not None else with_usable_secrets(policy, present.secrets)
+    policy = requests.request_to_policy(request, request.secrets or ())
+    return policy if request.secrets is not None else with_usable_secrets(policy, present.secrets)
 
 
 def _network_response(sandbox: Sandbox) -> Response:

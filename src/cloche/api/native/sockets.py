@@ -118,8 +118,8 @@ async def _run_until_first_ends(*halves: Awaitable[None]) -> None:
 async def execute(socket: WebSocket, sandbox: Sandbox) -> None:
     """Receives the request, sends `accepted`; from `start` on sends events and takes answers and interrupts."""
     await socket.accept()
-    asked = await _receive_first_message(socket, requests.ExecuteRequest, "the request")
-    execution = prepare_execution(sandbox, asked)
+    message = await _receive_first_message(socket, requests.ExecuteRequest, "the request")
+    execution = prepare_execution(sandbox, message)
     await _send_event(socket, responses.AcceptedMessage(execution=execution.id))
     if not isinstance(
         await _receive_first_message(socket, requests.StartExecutionRequest | requests.LeaveRequest, "`start`"),
@@ -168,13 +168,13 @@ async def process(socket: WebSocket, sandbox: Sandbox) -> None:
     """Starts the process of the first message and attaches to it. It continues after a disconnect."""
     query = decode_request_query(socket, requests.AttachQuery)
     await socket.accept()
-    asked = await _receive_first_message(socket, requests.StartProcessRequest, "the request")
-    program = await start_requested_process(sandbox.commands, asked)
+    message = await _receive_first_message(socket, requests.StartProcessRequest, "the request")
+    program = await start_requested_process(sandbox.commands, message)
     try:
         with _claim_reader(program):
             await _attach_socket_to_program(socket, program, query.raw)
     finally:
-        if asked.attached:
+        if message.attached:
             program.kill()
 
 

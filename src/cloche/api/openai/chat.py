@@ -39,19 +39,19 @@ from cloche.store.gateway import StoredChatTurn
 class CompletionTurn:
     """`told` can be used once. Until `begun`, failures are raised; from then on a failure is a chunk."""
 
-    def __init__(self, gateway: Gateway, trace: RequestTrace, wanted: ChatRequest, asked: TurnRequest):
+    def __init__(self, gateway: Gateway, trace: RequestTrace, request: ChatRequest, message: TurnRequest):
         self._gateway = gateway
         self._trace = trace
-        self._wanted = wanted
-        self._asked = asked
-        self.turn = gateway.turn(asked, trace)
-        self.completion = ChatCompletion(wanted)
+        self._wanted = request
+        self._request = message
+        self.turn = gateway.turn(message, trace)
+        self.completion = ChatCompletion(request)
         self.begun = False
 
     @property
     def container(self) -> str | None:
         """The container of the code, as far as it is known."""
-        named = self._asked.code.container if self._asked.code is not None else None
+        named = self._request.code.container if self._request.code is not None else None
         return self.completion.container or named
 
     async def told(self) -> AsyncGenerator[list[Chunk], None]:
@@ -93,9 +93,9 @@ class CompletionTurn:
         """Remembers the turn, which waits for the client: the client will send only its own calls back."""
         completion = self.completion
         turn = StoredChatTurn(
-            items=history.to_stored_transcript(self.turn.transcript[len(self._asked.items) :], self._asked.tools),
+            items=history.to_stored_transcript(self.turn.transcript[len(self._request.items) :], self._request.tools),
             calls=completion.calls,
-            container=completion.container or self._asked.known_container,
+            container=completion.container or self._request.known_container,
         )
         self._gateway.gateway_store.chat_calls.put(self._trace.owner, completion.turn_key, turn)
 
@@ -117,11 +117,11 @@ async def complete_chat(answer: CompletionTurn) -> dict[str, Any]:
 class ForwardedCompletion:
     """`told` or `whole` can be used once. Until `begun`, failures are raised; then a failure is a chunk."""
 
-    def __init__(self, upstream: ChatUpstream, trace: RequestTrace, wanted: ChatRequest, crowd: TurnLimiter):
+    def __init__(self, upstream: ChatUpstream, trace: RequestTrace, request: ChatRequest, crowd: TurnLimiter):
         self._upstream = upstream
         self._crowd = crowd
         self._trace = trace
-        self._wanted = wanted
+        self._wanted = request
         self.begun = False
 
     async def whole(self) -> dict[str, Any]:
@@ -230,25 +230,25 @@ class ChatRoutes:
 
     async def create(self, request: Request) -> ASGIApp:
         owner = self._api.owner(request)
-        wanted = await read_decoded(request, decode_chat)
+        message = await read_decoded(request, decode_chat)
         trace = self._gateway.trace(request_id(request), owner)
-        upstream = self._gateway.upstreams.find(wanted.model)
-        if wanted.code is None and isinstance(upstream, ChatUpstream) and (upstream.streams or not wanted.stream):
-            passed = ForwardedCompletion(upstream, trace, wanted, self._gateway.crowd)
-            return await _forward_reply(request, passed, stream=wanted.stream)
-        answer = CompletionTurn(self._gateway, trace, wanted, await self._turn_request(owner, wanted))
-        if wanted.stream:
+        upstream = self._gateway.upstreams.find(message.model)
+        if message.code is None and isinstance(upstream, ChatUpstream) and (upstream.streams or not message.stream):
+            passed = ForwardedCompletion(upstream, trace, message, self._gateway.crowd)
+            return await _forward_reply(request, passed, stream=message.stream)
+        answer = CompletionTurn(self._gateway, trace, message, await self._turn_request(owner, message))
+        if message.stream:
             batches = await run_unless_disconnected(request, open_stream(answer))
             return _with_container(stream_chunks(batches), answer.container)
         body = await run_unless_disconnected(request, complete_chat(answer))
         return _with_container(json_reply(body), answer.container)
 
-    async def _turn_request(self, owner: str, wanted: ChatRequest) -> TurnRequest:
+    async def _turn_request(self, owner: str, request: ChatRequest) -> TurnRequest:
         """The turn's request, with the remembered parts of the conversation."""
-        messages = request_messages(wanted)
+        messages = request_messages(request)
         calls = [call for message in messages for call in message.calls]
         turns = await self._gateway.gateway_store.chat_calls.find(owner, calls)
-        return chat_turn_request(wanted, messages, turns, self._gateway.config.gateway.model_output_bytes)
+        return chat_turn_request(request, messages, turns, self._gateway.config.gateway.model_output_bytes)
 
 
 async def _forward_reply(request: Request, answer: ForwardedCompletion, *, stream: bool) -> ASGIApp:

@@ -107,27 +107,27 @@ def decode_chat(body: bytes) -> ChatRequest:
     )
 
 
-def request_messages(wanted: ChatRequest) -> list[ChatMessage]:
+def request_messages(request: ChatRequest) -> list[ChatMessage]:
     """Raises InvalidRequest."""
-    return decode_messages(wanted.raw.get("messages"))
+    return decode_messages(request.raw.get("messages"))
 
 
 def chat_turn_request(
-    wanted: ChatRequest, messages: list[ChatMessage], turns: Mapping[str, StoredChatTurn], max_bytes: int
+    request: ChatRequest, messages: list[ChatMessage], turns: Mapping[str, StoredChatTurn], max_bytes: int
 ) -> TurnRequest:
     """The turn that answers it. `turns` are the remembered ones, by the ids of their calls.
 
     `max_bytes` bounds the output of code that the client sends back. Raises InvalidRequest.
     """
-    raw, fields = wanted.raw, convert_typed(wanted.raw, _ChatOptions)
+    raw, fields = request.raw, convert_typed(request.raw, _ChatOptions)
     _check_options(raw, fields)
     tools = client_tools(raw.get("tools") or [])
     python = choose_python_name(tools)
     items = message_items(messages, turns, python)
     return TurnRequest(
-        model=wanted.model,
+        model=request.model,
         items=history.to_upstream_items(items, python, max_bytes),
-        code=wanted.code,
+        code=request.code,
         known_container=_last_container(messages, turns),
         tools=tools,
         tool_choice=convert_tool_choice(raw.get("tool_choice")),
@@ -146,13 +146,13 @@ def _last_container(messages: list[ChatMessage], turns: Mapping[str, StoredChatT
     return last
 
 
-def forwarded_body(wanted: ChatRequest) -> dict[str, Any]:
+def forwarded_body(request: ChatRequest) -> dict[str, Any]:
     """The request as it came, for an upstream of the same protocol, without this server's own keys in messages."""
     messages = [
         {name: value for name, value in each.items() if name not in _OUR_KEYS} if isinstance(each, dict) else each
-        for each in wanted.raw["messages"]
+        for each in request.raw["messages"]
     ]
-    return {**wanted.raw, "messages": messages}
+    return {**request.raw, "messages": messages}
 
 
 # -- tools

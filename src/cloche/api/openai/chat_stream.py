@@ -37,12 +37,12 @@ _FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_fil
 class ChatCompletion:
     """Takes the events of a turn and returns chunks. At the end, `whole` is the completion."""
 
-    def __init__(self, wanted: ChatRequest, id: str | None = None):
+    def __init__(self, request: ChatRequest, id: str | None = None):
         self.id = id or "chatcmpl-" + secrets.token_hex(16)
         self.turn_key = new_turn_key()
         self.calls: dict[str, str] = {}  # ids that the client sees -> the upstream's
         self.container: str | None = None  # the last that code ran in
-        self._wanted = wanted
+        self._wanted = request
         self._created_at = int(time.time())
         self._said: dict[str, list[str]] = {"content": [], "refusal": [], "reasoning_content": []}
         self._length = 0  # of the content
@@ -54,7 +54,7 @@ class ChatCompletion:
         self._open: dict[int, _OpenChatItem] = {}
         self._finished = AnswerFinished()
         # One JSON value is wanted, and what is said before code is none: a message is held until it is the last.
-        self._holds = wanted.wants_json and wanted.code is not None
+        self._holds = request.wants_json and request.code is not None
         self._held: list[str] = []
 
     def begin(self) -> list[Chunk]:

@@ -72,9 +72,9 @@ class ContainerRoutes:
 
     async def list(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        asked = decode_page(request.query_params)
+        message = decode_page(request.query_params)
         found = await self._containers.list(owner, request.query_params.get("name") or None)
-        page, has_more = await self._list_page(owner, found, asked)
+        page, has_more = await self._list_page(owner, found, message)
         return json_reply(list_body([await self._container_body(info) for info in page], has_more=has_more))
 
     async def get(self, request: Request) -> Response:
@@ -101,16 +101,14 @@ class ContainerRoutes:
         return container_body(info, await self._containers.network_of(info))
 
     async def _list_page(
-        self, owner: str, newest_first: Sequence[SandboxInfo], asked: PageRequest
+        self, owner: str, newest_first: Sequence[SandboxInfo], page: PageRequest
     ) -> tuple[Sequence[SandboxInfo], bool]:
         """A client that deletes the items of a page can still request the next one."""
-        found = list(newest_first) if asked.order == "desc" else list(reversed(newest_first))
-        if asked.after is not None:
-            seen = (await self._created_at(owner, asked.after), to_sandbox_id(asked.after))
-            found = [
-                info for info in found if (age_key(info) < seen if asked.order == "desc" else age_key(info) > seen)
-            ]
-        return found[: asked.limit], len(found) > asked.limit
+        found = list(newest_first) if page.order == "desc" else list(reversed(newest_first))
+        if page.after is not None:
+            seen = (await self._created_at(owner, page.after), to_sandbox_id(page.after))
+            found = [info for info in found if (age_key(info) < seen if page.order == "desc" else age_key(info) > seen)]
+        return found[: page.limit], len(found) > page.limit
 
     async def _created_at(self, owner: str, id: str) -> float:
         try:
@@ -206,12 +204,12 @@ class ContainerFileRoutes:
 
     async def list(self, request: Request) -> Response:
         owner, id = self._api.owner(request), request.path_params["container"]
-        asked = decode_page(request.query_params)
+        message = decode_page(request.query_params)
         try:
             found: Sequence[StoredContainerFile] = await self._files.list(await self._containers.get(owner, id))
         except errors.Gone:
             found = await self._files.list_kept(owner, to_sandbox_id(id))
-        page, has_more = page_after(found, asked)
+        page, has_more = page_after(found, message)
         return json_reply(list_body([container_file_body(file) for file in page], has_more=has_more))
 
     async def get(self, request: Request) -> Response:
@@ -271,14 +269,14 @@ def file_id_of(fields: dict[str, Any]) -> str:
 
 
 def page_after(
-    oldest_first: Sequence[StoredContainerFile], asked: PageRequest
+    oldest_first: Sequence[StoredContainerFile], page: PageRequest
 ) -> tuple[Sequence[StoredContainerFile], bool]:
     """Ids sort by age, so that a page goes on after a file that is gone."""
-    found = list(oldest_first) if asked.order == "asc" else list(reversed(oldest_first))
-    if asked.after is not None:
-        after = asked.after
-        found = [file for file in found if (file.id > after if asked.order == "asc" else file.id < after)]
-    return found[: asked.limit], len(found) > asked.limit
+    found = list(oldest_first) if page.order == "asc" else list(reversed(oldest_first))
+    if page.after is not None:
+        after = page.after
+        found = [file for file in found if (file.id > after if page.order == "asc" else file.id < after)]
+    return found[: page.limit], len(found) > page.limit
 
 
 def container_file_body(file: StoredContainerFile) -> dict[str, Any]:

@@ -103,9 +103,9 @@ class ConversationRoutes:
 
     async def list_items(self, request: Request) -> Response:
         found = await self._find_conversation(request)
-        asked = decode_page(request.query_params)
+        message = decode_page(request.query_params)
         try:
-            page, has_more = await self._stored.page(found.id, asked.limit, asked.order, asked.after)
+            page, has_more = await self._stored.page(found.id, message.limit, message.order, message.after)
         except errors.NotFound as error:
             raise BadParameter(f"Invalid 'after': {error}.", "after") from None
         return json_reply(list_body(visible_items(page, included_fields(request)), has_more=has_more))

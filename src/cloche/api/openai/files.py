@@ -141,16 +141,16 @@ class OpenAiFileRoutes:
 
     async def list(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        asked = decode_page(request.query_params, usual=MAX_LISTED, most=MAX_LISTED)
+        message = decode_page(request.query_params, usual=MAX_LISTED, most=MAX_LISTED)
         found = await self._files.list(
             owner,
             purpose=request.query_params.get("purpose"),
-            after=asked.after,
-            newest_first=asked.order == "desc",
-            limit=asked.limit + 1,
+            after=message.after,
+            newest_first=message.order == "desc",
+            limit=message.limit + 1,
         )
-        page = [file_body(file) for file in found[: asked.limit]]
-        return json_reply(list_body(page, has_more=len(found) > asked.limit))
+        page = [file_body(file) for file in found[: message.limit]]
+        return json_reply(list_body(page, has_more=len(found) > message.limit))
 
     async def get(self, request: Request) -> Response:
         return json_reply(file_body(await self._requested_file(request)))

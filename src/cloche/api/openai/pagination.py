@@ -31,17 +31,17 @@ def decode_page(
     )
 
 
-def slice_page(items: Sequence[T], asked: PageRequest, id_of: Callable[[T], str]) -> tuple[list[T], bool]:
+def slice_page(items: Sequence[T], page: PageRequest, id_of: Callable[[T], str]) -> tuple[list[T], bool]:
     """Returns the items after `after`, and whether there are more. `items` are all, in the requested order.
 
     Raises InvalidRequest if none of them has the id `after`.
     """
     start = 0
-    if asked.after is not None:
-        start = next((at + 1 for at, item in enumerate(items) if id_of(item) == asked.after), 0)
+    if page.after is not None:
+        start = next((at + 1 for at, item in enumerate(items) if id_of(item) == page.after), 0)
         if not start:
-            raise BadParameter(f"Invalid 'after': there is no '{asked.after[:100]}' in this list.", "after")
-    return list(items[start : start + asked.limit]), len(items) > start + asked.limit
+            raise BadParameter(f"Invalid 'after': there is no '{page.after[:100]}' in this list.", "after")
+    return list(items[start : start + page.limit]), len(items) > start + page.limit
 
 
 def list_body(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:

@@ -54,13 +54,13 @@ class ResponseRoutes:
 
     async def create(self, request: Request) -> ASGIApp:
         owner = self._api.owner(request)
-        wanted = await resolve_request(self._gateway, owner, await read_decoded(request, decode_response))
-        if wanted.store:
+        message = await resolve_request(self._gateway, owner, await read_decoded(request, decode_response))
+        if message.store:
             await self._stored.check_allowed(owner)
-        answer = await self._start_turn(owner, wanted, request_id(request))
-        if wanted.background:
-            return await self._in_background(answer, wanted)
-        if wanted.stream:
+        answer = await self._start_turn(owner, message, request_id(request))
+        if message.background:
+            return await self._in_background(answer, message)
+        if message.stream:
             return stream_events(await run_unless_disconnected(request, open_stream(answer)))
         return json_reply(await run_unless_disconnected(request, complete_response(answer)))
 
@@ -96,21 +96,21 @@ class ResponseRoutes:
 
     async def input_items(self, request: Request) -> Response:
         owner, id = self._api.owner(request), request.path_params["id"]
-        asked = decode_page(request.query_params)
+        message = decode_page(request.query_params)
         given = await self._stored.input(owner, id)
         if given is None:
             raise _response_not_found(id)
         items = visible_items(given, included_fields(request))
-        ordered = items if asked.order == "asc" else items[::-1]
-        page, has_more = slice_page(ordered, asked, lambda item: str(item["id"]))
+        ordered = items if message.order == "asc" else items[::-1]
+        page, has_more = slice_page(ordered, message, lambda item: str(item["id"]))
         return json_reply(list_body(page, has_more=has_more))
 
     async def count(self, request: Request) -> Response:
         """An estimate: only the upstream has the model's tokenizer."""
         owner = self._api.owner(request)
-        wanted = await resolve_request(self._gateway, owner, await read_decoded(request, decode_response))
-        asked = await response_turn_request(self._gateway, owner, wanted)
-        return json_reply({"object": "response.input_tokens", "input_tokens": estimated_tokens(asked)})
+        message = await resolve_request(self._gateway, owner, await read_decoded(request, decode_response))
+        turn_request = await response_turn_request(self._gateway, owner, message)
+        return json_reply({"object": "response.input_tokens", "input_tokens": estimated_tokens(turn_request)})
 
     async def compact_conversation(self, request: Request) -> Response:
         self._api.owner(request)
@@ -121,21 +121,21 @@ class ResponseRoutes:
 
     # -- inside
 
-    async def _start_turn(self, owner: str, wanted: ResponseRequest, request: str) -> ResponseTurn:
+    async def _start_turn(self, owner: str, message: ResponseRequest, request: str) -> ResponseTurn:
         with ExitStack() as until_end:
-            if wanted.conversation is not None:
-                until_end.enter_context(self._busy.claim(owner, wanted.conversation))
-            asked = await response_turn_request(self._gateway, owner, wanted)
+            if message.conversation is not None:
+                until_end.enter_context(self._busy.claim(owner, message.conversation))
+            turn_request = await response_turn_request(self._gateway, owner, message)
             trace = self._gateway.trace(request, owner)
-            answer = ResponseTurn(self._gateway, trace, wanted, asked)
+            answer = ResponseTurn(self._gateway, trace, message, turn_request)
             answer.until_end = until_end.pop_all()
             return answer
 
-    async def _in_background(self, answer: ResponseTurn, wanted: ResponseRequest) -> ASGIApp:
+    async def _in_background(self, answer: ResponseTurn, request: ResponseRequest) -> ASGIApp:
         run, queued = await self._runs.start(answer)
-        if not wanted.stream:
+        if not request.stream:
             return json_reply(queued)
-        return stream_events(run.follow(after=-1), with_outputs=wanted.with_outputs)
+        return stream_events(run.follow(after=-1), with_outputs=request.with_outputs)
 
     async def _follow_stream(self, request: Request, owner: str, id: str) -> ASGIApp:
         after, include = integer_parameter(request, "starting_after", -1), included_fields(request)
@@ -171,8 +171,8 @@ def visible_response(body: dict[str, Any], include: Iterable[str]) -> dict[str, 
     return {**body, "output": visible_items(body["output"], include)}
 
 
-def estimated_tokens(asked: TurnRequest) -> int:
-    text = msgspec.json.encode([asked.instructions, asked.history, asked.items, asked.tools])
+def estimated_tokens(request: TurnRequest) -> int:
+    text = msgspec.json.encode([request.instructions, request.history, request.items, request.tools])
     return len(text) // BYTES_OF_TOKEN + 1
 
 

@@ -56,14 +56,14 @@ _PART_EVENTS = {"output_text": "output_text", "refusal": "refusal", "reasoning_t
 class ResponseEvents:
     """Takes the events of a turn and returns numbered stream events. `response` is the current object."""
 
-    def __init__(self, wanted: ResponseRequest, id: str | None = None):
+    def __init__(self, request: ResponseRequest, id: str | None = None):
         self.id = id or new_response_id()
-        self._wanted = wanted
+        self._wanted = request
         self._created_at = int(time.time())
         self._number = 0
         self._output: list[Item] = []
         self._open: dict[int, _OpenResponseItem] = {}
-        self.response: dict[str, Any] = self._build_response("queued" if wanted.background else "in_progress")
+        self.response: dict[str, Any] = self._build_response("queued" if request.background else "in_progress")
 
     @property
     def output(self) -> list[Item]:
@@ -361,16 +361,16 @@ class ResponseTurn:
     a failure is an event, and closing `told` before its end cancels the response.
     """
 
-    def __init__(self, gateway: Gateway, trace: RequestTrace, wanted: ResponseRequest, asked: TurnRequest):
+    def __init__(self, gateway: Gateway, trace: RequestTrace, request: ResponseRequest, message: TurnRequest):
         self._gateway = gateway
         self._trace = trace
-        self.wanted = wanted
-        self._asked = asked
+        self.wanted = request
+        self._request = message
         self.until_end = ExitStack()  # left when it has ended, before that is told
-        self._input = assign_ids(wanted.input)
-        self._minted = minted_ids(wanted.input, self._input)  # ids of items that they got here
-        self.turn = gateway.turn(asked, trace)
-        self.events = ResponseEvents(_include_outputs(wanted) if wanted.background else wanted)
+        self._input = assign_ids(request.input)
+        self._minted = minted_ids(request.input, self._input)  # ids of items that they got here
+        self.turn = gateway.turn(message, trace)
+        self.events = ResponseEvents(_include_outputs(request) if request.background else request)
         self.begun = False
         self._error: errors.ClocheError | None = None  # that it ended with, after it had begun
         self.last_words: list[Event] = []  # those that could not be told, since `told` was closed
@@ -407,7 +407,7 @@ class ResponseTurn:
                 status=response["status"],
                 body=response,
                 input=self._input,
-                transcript=history.to_stored_transcript(self.turn.transcript, self._asked.tools),
+                transcript=history.to_stored_transcript(self.turn.transcript, self._request.tools),
                 previous=self.wanted.previous_response_id,
                 container=self._last_container,
                 instance=instance,
@@ -489,7 +489,7 @@ class ResponseTurn:
     @property
     def _last_container(self) -> str | None:
         """The container of the conversation's last code."""
-        return history.last_container(self.events.output) or self._asked.known_container
+        return history.last_container(self.events.output) or self._request.known_container
 
 
 async def complete_response(answer: ResponseTurn) -> Event:
@@ -551,6 +551,6 @@ def _server_stopped() -> errors.ShuttingDown:
     return errors.ShuttingDown("The server was stopped.")
 
 
-def _include_outputs(wanted: ResponseRequest) -> ResponseRequest:
+def _include_outputs(request: ResponseRequest) -> ResponseRequest:
     """Background events always have the outputs of code: a reader may request them later."""
-    return msgspec.structs.replace(wanted, include=(*wanted.include, INCLUDE_OUTPUTS))
+    return msgspec.structs.replace(request, include=(*request.include, INCLUDE_OUTPUTS))

@@ -24,10 +24,10 @@ class TurnHistory(Struct):
     container: str | None = None
 
 
-async def resolve_request(gateway: Gateway, owner: str, wanted: ResponseRequest) -> ResponseRequest:
+async def resolve_request(gateway: Gateway, owner: str, request: ResponseRequest) -> ResponseRequest:
     """Returns the request with the items that its input refers to. Raises NotFound for one that is not stored."""
-    items = await resolve_items(gateway, owner, wanted.input, "input")
-    return msgspec.structs.replace(wanted, input=items)
+    items = await resolve_items(gateway, owner, request.input, "input")
+    return msgspec.structs.replace(request, input=items)
 
 
 async def resolve_items(gateway: Gateway, owner: str, items: list[Item], param: str) -> list[Item]:
@@ -56,39 +56,39 @@ def _check_references(ids: list[str], param: str) -> None:
         raise BadParameter(f"Item with id '{twice[:100]}' is referred to more than once: name it once.", param)
 
 
-async def response_turn_request(gateway: Gateway, owner: str, wanted: ResponseRequest) -> TurnRequest:
+async def response_turn_request(gateway: Gateway, owner: str, request: ResponseRequest) -> TurnRequest:
     """The turn of a resolved request. Raises NotFound, and InvalidRequest if its history cannot continue."""
-    python, max_bytes = choose_python_name(wanted.other_tools), gateway.config.gateway.model_output_bytes
-    items = history.to_upstream_items(wanted.input, python, max_bytes)
-    past = await _load_history(gateway, owner, wanted, python, max_bytes)
+    python, max_bytes = choose_python_name(request.other_tools), gateway.config.gateway.model_output_bytes
+    items = history.to_upstream_items(request.input, python, max_bytes)
+    past = await _load_history(gateway, owner, request, python, max_bytes)
     return TurnRequest(
-        model=wanted.model,
+        model=request.model,
         items=items,
         history=history.complete_outputs(past.items, items, python),
-        instructions=wanted.instructions,
-        code=wanted.code,
-        known_container=history.last_container(wanted.input) or past.container,
-        tools=wanted.other_tools,
-        tool_choice=wanted.tool_choice,
-        max_tool_calls=wanted.max_tool_calls,
-        max_output_tokens=wanted.max_output_tokens,
-        options=wanted.options,
-        cite_new_files=INCLUDE_NEW_FILES in wanted.include,
+        instructions=request.instructions,
+        code=request.code,
+        known_container=history.last_container(request.input) or past.container,
+        tools=request.other_tools,
+        tool_choice=request.tool_choice,
+        max_tool_calls=request.max_tool_calls,
+        max_output_tokens=request.max_output_tokens,
+        options=request.options,
+        cite_new_files=INCLUDE_NEW_FILES in request.include,
     )
 
 
 async def _load_history(
-    gateway: Gateway, owner: str, wanted: ResponseRequest, python: str, max_bytes: int
+    gateway: Gateway, owner: str, request: ResponseRequest, python: str, max_bytes: int
 ) -> TurnHistory:
-    if wanted.conversation is not None:
-        found = await gateway.gateway_store.conversations.get(owner, wanted.conversation)
+    if request.conversation is not None:
+        found = await gateway.gateway_store.conversations.get(owner, request.conversation)
         if found is None:
-            raise OpenAiNotFound(f"Conversation with id '{wanted.conversation[:100]}' not found.", "conversation")
-        await gateway.gateway_store.conversations.check_room(found.id, wanted.input)
+            raise OpenAiNotFound(f"Conversation with id '{request.conversation[:100]}' not found.", "conversation")
+        await gateway.gateway_store.conversations.check_room(found.id, request.input)
         items = await gateway.gateway_store.conversations.items(found.id)
         return TurnHistory(items=history.to_upstream_items(items, python, max_bytes), container=found.container)
-    if wanted.previous_response_id is not None:
-        chain = await gateway.gateway_store.responses.load_chain(owner, wanted.previous_response_id)
+    if request.previous_response_id is not None:
+        chain = await gateway.gateway_store.responses.load_chain(owner, request.previous_response_id)
         _check_chain(chain)
         items = [
             item for transcript in chain.transcripts for item in history.from_stored_transcript(transcript, python)

@@ -105,16 +105,16 @@ class CredentialVault(Struct):
     revisions: dict[str, int] = {}  # in which credentials came
 
 
-def create_vault(asked: CreateVaultBody) -> CredentialVault:
+def create_vault(message: CreateVaultBody) -> CredentialVault:
     empty = CredentialVault(revision=0, credentials={}, bindings={})
-    return _apply_changes(empty, CredentialChanges(add=asked.credentials), BindingChanges(add=asked.bindings))
+    return _apply_changes(empty, CredentialChanges(add=message.credentials), BindingChanges(add=message.bindings))
 
 
-def apply_mutation(vault: CredentialVault, asked: VaultMutation) -> CredentialVault:
+def apply_mutation(vault: CredentialVault, mutation: VaultMutation) -> CredentialVault:
     """Applies all changes, or none."""
-    if asked.expectedRevision not in (None, vault.revision):
-        raise Conflict(f"expectedRevision {asked.expectedRevision} does not match current revision {vault.revision}")
-    return _apply_changes(vault, asked.credentials or CredentialChanges(), asked.bindings or BindingChanges())
+    if mutation.expectedRevision not in (None, vault.revision):
+        raise Conflict(f"expectedRevision {mutation.expectedRevision} does not match current revision {vault.revision}")
+    return _apply_changes(vault, mutation.credentials or CredentialChanges(), mutation.bindings or BindingChanges())
 
 
 def secrets_from_vault(vault: CredentialVault | None) -> tuple[Secret, ...]:
@@ -226,11 +226,11 @@ def _merge_named_items(
 # -- checking
 
 
-def _check_credential(asked: VaultCredential) -> None:
-    if asked.source.type != "inline" or not asked.source.value:
-        raise errors.InvalidRequest(f"credential {asked.name[:100]!r}: its source is inline, with a value")
-    if len(asked.source.value) > MAX_SECRET_BYTES:
-        raise errors.InvalidRequest(f"credential {asked.name[:100]!r}: its value is over {MAX_SECRET_BYTES} bytes")
+def _check_credential(credential: VaultCredential) -> None:
+    if credential.source.type != "inline" or not credential.source.value:
+        raise errors.InvalidRequest(f"credential {credential.name[:100]!r}: its source is inline, with a value")
+    if len(credential.source.value) > MAX_SECRET_BYTES:
+        raise errors.InvalidRequest(f"credential {credential.name[:100]!r}: its value is over {MAX_SECRET_BYTES} bytes")
 
 
 def _check_secret_count(bindings: Iterable[CredentialBinding]) -> None:

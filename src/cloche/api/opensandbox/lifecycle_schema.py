@@ -52,8 +52,10 @@ def encode_created_sandbox(info: SandboxInfo) -> Json:
 
 
 def encode_sandbox_detail(info: SandboxInfo) -> Json:
-    asked = stored_request_of(info.notes)
-    source = {"snapshotId": asked.snapshot} if asked.snapshot else {"image": {"uri": asked.image or info.template}}
+    message = stored_request_of(info.notes)
+    source = (
+        {"snapshotId": message.snapshot} if message.snapshot else {"image": {"uri": message.image or info.template}}
+    )
     return {**encode_created_sandbox(info), **source}
 
 
@@ -227,26 +229,26 @@ class OpenSandboxListQuery(Struct):
 
 def decode_create_request(body: bytes) -> OpenSandboxCreateRequest:
     """The sandbox that the body of `POST /sandboxes` asks for."""
-    asked = decode_json_body(body, OpenSandboxCreateBody)
-    _check_unsupported_fields(asked)
-    _check_platform(asked.platform)
-    if asked.timeout is not None and asked.timeout < 1:
-        raise errors.InvalidRequest(f"timeout: it must be at least 1 s, not {asked.timeout}")
-    extensions, metadata = asked.extensions or {}, asked.metadata or {}
+    message = decode_json_body(body, OpenSandboxCreateBody)
+    _check_unsupported_fields(message)
+    _check_platform(message.platform)
+    if message.timeout is not None and message.timeout < 1:
+        raise errors.InvalidRequest(f"timeout: it must be at least 1 s, not {message.timeout}")
+    extensions, metadata = message.extensions or {}, message.metadata or {}
     if sum(len(name) + len(value) for name, value in extensions.items()) > MAX_EXTENSIONS:
         raise errors.InvalidRequest(f"extensions: they can have {MAX_EXTENSIONS} characters in all")
     _check_metadata_names(metadata)
     return OpenSandboxCreateRequest(
-        template=_template_or_snapshot(asked),
-        snapshot=asked.snapshotId or "",
-        entrypoint=_check_entrypoint(asked.entrypoint),
-        timeout_seconds=asked.timeout,
-        limits=_check_resource_limits(asked.resourceLimits or {}),
-        env=asked.env or {},
+        template=_template_or_snapshot(message),
+        snapshot=message.snapshotId or "",
+        entrypoint=_check_entrypoint(message.entrypoint),
+        timeout_seconds=message.timeout,
+        limits=_check_resource_limits(message.resourceLimits or {}),
+        env=message.env or {},
         metadata=metadata,
         extensions=extensions,
         renew_seconds=_parse_renew_seconds(extensions.get(RENEW_EXTENSION)),
-        network=None if asked.networkPolicy is None else policy_from_body(asked.networkPolicy),
+        network=None if message.networkPolicy is None else policy_from_body(message.networkPolicy),
     )
 
 
@@ -303,14 +305,14 @@ def parse_port_number(given: str) -> int:
     return int(given)
 
 
-def _template_or_snapshot(asked: OpenSandboxCreateBody) -> str:
+def _template_or_snapshot(message: OpenSandboxCreateBody) -> str:
     """The name or alias of the template, or the snapshot: an image is only a name here, and nothing is pulled."""
-    given = [each for each in (asked.image and asked.image.uri, asked.templateId, asked.snapshotId) if each]
+    given = [each for each in (message.image and message.image.uri, message.templateId, message.snapshotId) if each]
     if len(given) != 1:
         raise errors.InvalidRequest(
             "a sandbox is made from one thing: give image.uri, templateId or snapshotId, and only one"
         )
-    if asked.image is not None and asked.image.auth:
+    if message.image is not None and message.image.auth:
         raise UnsupportedField(
             "image.auth: images are names of this server's templates, nothing is pulled; leave it out"
         )
@@ -353,18 +355,18 @@ def _parse_renew_seconds(given: str | None) -> int:
     return int(given)
 
 
-def _check_unsupported_fields(asked: OpenSandboxCreateBody) -> None:
-    if asked.volumes:
+def _check_unsupported_fields(message: OpenSandboxCreateBody) -> None:
+    if message.volumes:
         raise UnsupportedField("volumes: there are no volumes in this dialect; leave it out, and write files instead")
-    if asked.lifecycle:
+    if message.lifecycle:
         raise UnsupportedField("lifecycle: this server runs no hooks; leave it out")
-    if "poolRef" in (asked.extensions or {}):
+    if "poolRef" in (message.extensions or {}):
         raise UnsupportedField("extensions.poolRef: this server keeps its own pools; give image.uri")
 
 
-def _check_platform(asked: PlatformRequest | None) -> None:
+def _check_platform(request: PlatformRequest | None) -> None:
     machine = ARCHITECTURES.get(platform.machine(), platform.machine())
-    if asked is not None and (asked.os or "linux", asked.arch or machine) != ("linux", machine):
+    if request is not None and (request.os or "linux", request.arch or machine) != ("linux", machine):
         raise UnsupportedField(f"platform: this server has linux/{machine}; leave it out")
 
 

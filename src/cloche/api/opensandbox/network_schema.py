@@ -28,10 +28,10 @@ class OpenSandboxNetworkBody(Struct):
     egress: list[OpenSandboxRule] | None = None
 
 
-def policy_from_body(asked: OpenSandboxNetworkBody) -> NetworkPolicy:
+def policy_from_body(message: OpenSandboxNetworkBody) -> NetworkPolicy:
     """The policy. An omitted default action denies."""
-    allows = _parse_action(asked.defaultAction, "networkPolicy.defaultAction") == "allow"
-    rules = rules_from_body(asked.egress or (), "networkPolicy.egress")
+    allows = _parse_action(message.defaultAction, "networkPolicy.defaultAction") == "allow"
+    rules = rules_from_body(message.egress or (), "networkPolicy.egress")
     return NetworkPolicy(rules=rules, allow=(EVERYTHING_PATTERN,) if allows else ())
 
 
@@ -90,8 +90,8 @@ def _parse_action(given: str | None, where: str) -> RuleAction:
     raise errors.InvalidRequest(f"{where}: an action is allow or deny, not {str(given)[:80]!r}")
 
 
-def _parse_rule(asked: OpenSandboxRule, where: str) -> NetworkRule:
-    action, target = _parse_action(asked.action, f"{where}.action"), asked.target.strip()
+def _parse_rule(rule: OpenSandboxRule, where: str) -> NetworkRule:
+    action, target = _parse_action(rule.action, f"{where}.action"), rule.target.strip()
     host = f"[{target}]" if target.count(":") > 1 else target
     try:
         pattern = parse_pattern(host)

@@ -482,4 +482,4 @@ async def _refuse_request(exchange: PackageRequest, status: int, why: str, verdi
 
 def _name_host(exchange: PackageRequest, index: str) -> None:
     place = url_origin(index)
-    exchange.visit.attempt.asked = Destination(place.host, place.port, None)
+    exchange.visit.attempt.destination = Destination(place.host, place.port, None)

@@ -335,7 +335,7 @@ class IndexPages:
         self._fresh_seconds = fresh_seconds
         self._seldom = RareWarnings()
         self._memory: LruMemory[IndexPage] = LruMemory(PAGES_MEMORY_BYTES)
-        self._asked: dict[str, asyncio.Task[IndexPage]] = {}
+        self._page_tasks: dict[str, asyncio.Task[IndexPage]] = {}
         self._missing: dict[str, float] = {}
 
     async def get(self, upstream: IndexClient, url: str, accept: str, convert: ConvertPage) -> IndexPage:
@@ -346,17 +346,17 @@ class IndexPages:
         known = self._memory.get(key)
         if known is not None and self._is_fresh(known):
             return known
-        if key not in self._asked:
+        if key not in self._page_tasks:
             task = asyncio.get_running_loop().create_task(self._load_page(upstream, url, accept, convert, key))
-            self._asked[key] = task
+            self._page_tasks[key] = task
             task.add_done_callback(lambda task: self._forget_request(key, task))
-        return await asyncio.shield(self._asked[key])
+        return await asyncio.shield(self._page_tasks[key])
 
     def _is_fresh(self, page: IndexPage) -> bool:
         return 0 <= time.time() - page.at < self._fresh_seconds
 
     def _forget_request(self, key: str, task: asyncio.Task[IndexPage]) -> None:
-        self._asked.pop(key, None)
+        self._page_tasks.pop(key, None)
         if not task.cancelled():
             task.exception()  # marks it as retrieved: the caller has seen it, or has left
 
@@ -414,7 +414,7 @@ class IndexPages:
         self._missing[key] = time.monotonic()
 
     async def aclose(self) -> None:
-        tasks = list(self._asked.values())
+        tasks = list(self._page_tasks.values())
         for task in tasks:
             task.cancel()
         if tasks:

@@ -41,8 +41,8 @@ class IndexReach:
     async def allowed_addresses(self, host: str, port: int) -> list[Address]:
         """The addresses that may be connected to, one at least. Raises ForbiddenIndexHost."""
         try:
-            asked = parse_destination(host, port)
-            found = [asked.address] if asked.address is not None else await self._resolve(asked.host)
+            destination = parse_destination(host, port)
+            found = [destination.address] if destination.address is not None else await self._resolve(destination.host)
         except (InvalidDestination, NameUnresolved):
             raise ForbiddenIndexHost(f"{host} has no address") from None
         if (host, port) not in self._chosen:
