@@ -28,7 +28,7 @@ from cloche.model import Principal
 from cloche.store.keys import StoredKeys
 
 LOCAL_ADMIN = Principal(owner="local", role="admin")
-UNKNOWN_DIALECT = "none"  # the dialect of requests that are for nobody here
+UNKNOWN_DIALECT = "none"  # the dialect of requests that no dialect serves
 
 
 class ServerApp:

@@ -410,7 +410,7 @@ class EventQueue(Generic[E]):
         self._bell.wake_all()
 
     def __del__(self) -> None:
-        self._share.held_bytes -= self._bytes  # what nobody ever read
+        self._share.held_bytes -= self._bytes  # the unread events
 
     def slow_down(self, pause: Callable[[], None], resume: Callable[[], None], share: QueueBudget) -> None:
         """Sets the callbacks and the budget once the producer is known."""

@@ -26,7 +26,7 @@ class Language(Struct):
     mime: str
     indent: str = "  "
     comment: str = "#"
-    colours: str | None = None  # whose colours and words the console's editor takes, where there are none of its own
+    colours: str | None = None  # the language with the colours for the console's editor; None: its own
 
 
 LANGUAGES: dict[str, Language] = {

@@ -126,7 +126,7 @@ def _write_line(line: str) -> None:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
     except (OSError, ValueError):
-        pass  # nobody reads it any more: no reason to fail at what was being done
+        pass  # its reader is gone: no reason for the caller to fail
 
 
 def _format_json(entry: LogEntry) -> str:

@@ -17,7 +17,7 @@ from cloche.store.gateway import StepQuery, StepRecord, StoredSteps
 
 MAX_REQUESTS_PER_PAGE = 1000
 LATEST_REQUEST_TIME = 253402300799.0  # the end of the year 9999
-UNFINISHED = "unfinished"  # of a request that goes on, or whose server died
+UNFINISHED = "unfinished"  # of a request that goes on, or that lost its server
 
 
 class AdminRequests:

@@ -32,7 +32,7 @@ S = TypeVar("S", bytes, str)
 Handler = Callable[[Request], Awaitable[ASGIApp]]  # mostly a Response
 
 MAX_JSON_BYTES = 64 * MIB
-MAX_CODE_REQUEST_BYTES = 16 * MIB  # of a request that runs code, for clients whose code has a bound of its own
+MAX_CODE_REQUEST_BYTES = 16 * MIB  # of a request that runs code, where the code has a bound of its own
 MAX_INLINE_BYTES = MIB  # of a text that is decoded on the event loop
 MAX_DECODING_THREADS = 2
 IDLE_BODY_SECONDS = 60.0

@@ -42,7 +42,7 @@ METHOD_VERBS = {
     "PUT": "changed",
     "PATCH": "changed",
 }
-FULLY_AUDITED_DIALECTS = frozenset({"v1", "librechat", "admin"})  # dialects of which everything is told
+FULLY_AUDITED_DIALECTS = frozenset({"v1", "librechat", "admin"})  # dialects with an audit line for every request
 AUDITED_READS = frozenset(
     {"snapshots", "volumes", "templates", "builds", "logs"}
 )  # of the others: what is read of these
@@ -173,7 +173,7 @@ def _encode_parameter(name: str, value: int | None) -> str:
 
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 300.0)
 NO_ROUTE = "-"  # the route of a request that met none, or that a program inside a sandbox answered
-STATUS_CLIENT_DISCONNECTED = 499  # the status of a request whose client left before it was answered
+STATUS_CLIENT_DISCONNECTED = 499  # the status of a request without an answer, because its client left
 STATUS_SWITCHING_PROTOCOLS = 101
 CUT_OFF_SECONDS = 5.0
 START_MESSAGES = frozenset({"http.response.start", "websocket.accept", "websocket.http.response.start"})

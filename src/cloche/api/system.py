@@ -53,7 +53,7 @@ class SystemApi:
         *,
         local: bool,
     ):
-        self.accepting = False  # from the first canary until the server is told to stop
+        self.accepting = False  # from the first canary until the server is stopped
         self._health = health
         self._audit_log = engine.audit_log
         self._records = engine.records

@@ -75,7 +75,7 @@ class ServerProcess:
         program = "from cloche.cli import main; main()"
         command = [sys.executable, "-c", program, "--data-dir", config.data_dir, "serve", "--port", "0"]
         environ = {**os.environ, "CLOCHE_API_KEY": self.key, "CLOCHE_POOL_READY": str(pool)}
-        # A line for each request goes to where nobody has to read it.
+        # A line for each request goes to a file that is thrown away.
         self._process = subprocess.Popen(
             command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

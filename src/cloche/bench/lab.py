@@ -33,7 +33,7 @@ class SampleCounts(Struct):
     images: int = 100
     peer: int = 30  # what takes the peer seconds
     lean: int = 10  # the peer's leanest start
-    live: int = 100  # idle sandboxes whose memory is measured
+    live: int = 100  # idle sandboxes, for their memory
     measured: int = 3  # how often
     kernels: int = 4  # the same of the peer
     loads: int = 3  # repetitions under load

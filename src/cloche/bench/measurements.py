@@ -245,7 +245,7 @@ def _time_run(lab: Lab, key: str, work: Callable[[], Run]) -> None:
 
 # --- Measurement: forks of a context with a large DataFrame, beside bare forks of the same process.
 
-BRANCH_COPIES = 8  # at once, whose memory is measured
+BRANCH_COPIES = 8  # at once, for their memory
 BRANCH_REST_SECONDS = 0.5  # after which all that is taken and given back is counted
 
 

@@ -65,7 +65,7 @@ class ChatConversation:
         self.model = model or self._first_model()
         self.container: str | None = None
         self._previous: str | None = None  # the last answer
-        self._interrupted: str | None = None  # the one after it, of which the end was not heard
+        self._interrupted: str | None = None  # the one after it, without a reported end
         self._unsent: list[str] = []  # ids of files that no answer knows yet
 
     def attach(self, path: Path) -> None:

@@ -70,7 +70,7 @@ class JwtConfig(Section):
     algorithms: tuple[str, ...] = ("EdDSA", "RS256")
     issuer: str = "librechat"
     audience: str = "codeapi"
-    tenant: str = "legacy"  # of users whose token names none
+    tenant: str = "legacy"  # of users with a token that names none
     strict_tenants: bool = False  # whether a token must name its tenant
     owner: str = "librechat"  # of the sandboxes of these users
     # between a token's iat and exp

@@ -288,7 +288,7 @@ class PackagesConfig(Section):
     deny: tuple[str, ...] = ()  # comes before `allow`
     cache_bytes: PositiveInt = 5 * GIB  # kept on this host and shared; the least recently used make room
     file_bytes: PositiveInt = 512 * MIB  # of one wheel or tarball
-    index_seconds: NonNegativeFloat = 600.0  # for which an index page is not asked for again
+    index_seconds: NonNegativeFloat = 600.0  # for which an index page is not requested again
     requests_per_minute: PositiveInt = 3000  # of one sandbox
     sandbox_bytes: PositiveInt = 8 * GIB  # that one sandbox may take
 

@@ -22,7 +22,7 @@ from cloche.model import KIB, new_id
 from cloche.store.gateway import StepKind, StepRecord
 
 CAPTURED_BYTES = 64 * KIB  # of each: code, output, prompt
-LEFT_OUTCOME = "left"  # the outcome of a step whose caller stopped waiting
+LEFT_OUTCOME = "left"  # the outcome of a step after its caller stopped waiting
 INTERNAL_OUTCOME = "internal_error"
 MAX_TOKEN_COUNT = 1 << 40
 MAX_RECORDED_CONTAINERS = 20  # that a request's own record names

@@ -70,7 +70,7 @@ class TurnContainer:
         self._paths: dict[str, str] = {}  # of attachments, by their origin; theirs before they are there
         self._sizes: dict[str, int] = {}  # of the files reported to the model, by path
         self._told = False
-        self._moved: list[str] = []  # files whose path differs from the one reported to the model
+        self._moved: list[str] = []  # files at another path than the one reported to the model
         self._entered = False
         self._network = NetworkPolicy()  # of the code
         self.reset = False  # whether the conversation's container was replaced, since it had expired

@@ -43,7 +43,7 @@ INSTALLER_ENVIRONMENT = {
     "WATCHFILES_FORCE_POLLING": "true",  # it would watch for openings, which is not to be had: see policy/cell.toml
 }
 # An interpreter that is called by its bare name (an embedded one is) takes the first `python3` on the PATH for itself,
-# and looks for its packages from there. That one is ours: around it is an environment, whose `lib` is the template's.
+# and looks for its packages from there. That one is ours: around it is an environment with the template's `lib`.
 FRONT_PATH = "opt/cloche/front"
 # In the template's own environment only: others are made inside, and work as anywhere.
 _PTH = f'import sys; sys.prefix in ("/opt/cloche/env", "/{FRONT_PATH}") and __import__("cloche_usersite")\n'

@@ -30,7 +30,7 @@ from cloche.linux.cgroups.files import (
 from cloche.linux.cgroups.group import remove_directory
 
 _TRIES = 3
-WEIGHT = 4  # times that of a group whose weight nobody has set. With more, sandboxes wait longer and no more is done
+WEIGHT = 4  # times that of a group with the default weight. With more, sandboxes wait longer and no more is done
 
 
 class ServerGroup(NamedTuple):

@@ -144,7 +144,7 @@ class BackgroundProcesses:
 
 MAX_WATCHED = 32
 
-OnResourceChange = Callable[[str], Awaitable[None]]  # of a URI whose file has changed
+OnResourceChange = Callable[[str], Awaitable[None]]  # of a URI with a changed file
 
 
 class ResourceWatches:

@@ -4,4 +4,4 @@ JSON throughout. Bytes are base64, and `binary` beside them lists the names of t
 """
 
 API_PREFIX = "/api/v1"
-OWN_ONLY_HEADER = "x-cloche-own-only"  # a header: whoever asks wants no more than what is theirs, also where they may
+OWN_ONLY_HEADER = "x-cloche-own-only"  # a header: the caller wants its own things only, also where it may

@@ -16,7 +16,7 @@ class ApiRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Base of the client's messages. Unknown fields are refused: they were meant to have an effect."""
 
 
-# --- what is asked
+# --- requests
 
 
 class LimitsRequest(ApiRequest):

@@ -110,7 +110,7 @@ class _ChainVerifier:
         self.chains: dict[str, _ProcessChain] = {}
         self._before: AuditLine | None = None  # the last line of all that was seen
         self.problems: list[str] = []
-        self.headless: list[str] = []  # processes whose first lines are not there
+        self.headless: list[str] = []  # processes without their first lines
         self.pruned = 0
         self.lines = 0
 

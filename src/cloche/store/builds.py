@@ -379,7 +379,7 @@ class BuildFiles:
         id = _archive_id(owner, digest)
         try:
             return await self._blobs.chunks(id)
-        except errors.FileNotFound:  # it was removed: a client that uploads it again must not be told that it is there
+        except errors.FileNotFound:  # it was removed: a new upload must not be refused as known
             await self._database.do(lambda db: _delete_archives(db, [id]))
             raise
 

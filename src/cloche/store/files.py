@@ -176,7 +176,7 @@ def _decode_file(row: tuple[object, ...]) -> StoredFile:
 
 CONTAINER_FILE_PREFIX = "cfile_"
 COPY_PREFIX = "copy:"  # before a file's id in `origin`: it has changed, and its blob is one of its own
-KILLED_SECONDS = 3600.0  # a turn whose container was killed under it puts its files into the next one
+KILLED_SECONDS = 3600.0  # a turn that loses its container puts its files into the next one
 FileSource = Literal["user", "assistant"]
 
 

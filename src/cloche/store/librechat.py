@@ -90,7 +90,7 @@ class CodeFile(Struct):
 _FILE_COLUMNS = CodeFile.__struct_fields__
 _GET_FILE = f"SELECT {', '.join(_FILE_COLUMNS)} FROM code_files"
 _PUT_FILE = f"INSERT INTO code_files ({', '.join(_FILE_COLUMNS)}) VALUES ({', '.join('?' * len(_FILE_COLUMNS))})"
-# A file lives as long as a session whose /mnt/data it is part of, even with other users.
+# A file lives as long as a session that has it in /mnt/data, even with other users.
 _IN_WORKSPACE = """EXISTS (
     SELECT 1 FROM code_workspaces AS part JOIN code_sessions AS whole ON whole.key = part.key
     WHERE part.file = code_files.id AND whole.used_at > :since)"""

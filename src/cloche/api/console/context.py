@@ -181,7 +181,7 @@ async def decode_body(request: Request, kind: type[T]) -> T:
 RecordAudit = Callable[..., None]  # as `Trail.note`
 
 AUDITED_PAGES = frozenset({"sandboxes", "requests", "network", "keys", "usage", "audit", "templates"})
-REPEAT_SECONDS = 900.0  # a page that is open asks every few seconds, and is told of once in so many
+REPEAT_SECONDS = 900.0  # an open page asks every few seconds, and gets one audit line in so many
 MAX_REMEMBERED_READS = 10_000  # that are remembered
 
 

@@ -192,7 +192,7 @@ class SandboxListing(NamedTuple):
     total: int
     page: int
     pages: int
-    counts: Mapping[str, int]  # by state, whatever was asked for
+    counts: Mapping[str, int]  # by state, for any query
     owners: Sequence[str]
     templates: Sequence[str]
 

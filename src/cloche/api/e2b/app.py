@@ -297,7 +297,7 @@ class E2b:
         target = port_target_of(scope, self._domain)
         if target is not None:
             await self._enter_sandbox_port(request, target)
-            if target.port in self._own_ports:  # visitors of a program are not told the limits
+            if target.port in self._own_ports:  # visitors of a program do not get the limits
                 charge_sandbox_owner(scope, scope["state"]["sandbox"])
             return self._own_ports.get(target.port, self._programs)
         strip_e2b_prefix(scope)

@@ -177,7 +177,7 @@ class ExecutionLineEncoder:
         if ended.outcome not in ("ok", "raised") and (found is None or ended.outcome == "timed_out"):
             found = encode_error(*describe_failed_outcome(ended), found["traceback"] if found else "")
         elif found is None and ended.exit_code:
-            found = encode_error("", str(ended.exit_code))  # so says E2B's bash of a cell whose last command failed
+            found = encode_error("", str(ended.exit_code))  # as E2B's bash reports a failed last command of a cell
         return (encode_line(found) if found else b"") + END_LINE
 
 

@@ -195,7 +195,7 @@ class EnvdUpload:
             attributes=self._attributes,
             in_place=True,  # clients expect that a watch sees the file made, then changed: not another one in its place
         )
-        # The name is the one that was asked for, also where a symlink led elsewhere.
+        # The name is the requested one, also where a symlink led elsewhere.
         self.written.append({**wire.encode_write_info(info), "path": target, "name": posixpath.basename(target)})
 
 

@@ -84,7 +84,7 @@ def filesystem_routes(dialect: Dialect) -> list[BaseRoute]:
 
 class FilesystemService:
     def __init__(self) -> None:
-        self._watchers: dict[Sandbox, dict[str, DirectoryWatcher]] = {}  # those that are asked for their events
+        self._watchers: dict[Sandbox, dict[str, DirectoryWatcher]] = {}  # those that clients poll for events
         self._until_end = TaskSet()
 
     async def stat(self, request: Request, message: EnvdPathRequest) -> Reply:

@@ -37,7 +37,7 @@ class E2bTokens:
         self._secret = secret
         self.access = lru_cache(MAX_CACHED_TOKENS)(
             self._derive_access_token
-        )  # asked for each sandbox where a signed URL names none
+        )  # called for each sandbox where a signed URL names none
 
     def _derive_access_token(self, sandbox: str) -> str:
         """The token for envd and the code server: equivalent to a key, for this one sandbox."""

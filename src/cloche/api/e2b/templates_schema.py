@@ -209,7 +209,7 @@ def check_files_hash(text: str) -> str:
     return text
 
 
-# -- what is told
+# -- replies
 
 
 def encode_requested_build(template: BuiltTemplate, build: TemplateBuild) -> Json:

@@ -26,10 +26,10 @@ from cloche.telemetry import log
 
 MAX_RESULT_BYTES = 5_000_000
 MAX_RESULTS_BYTES = 40_000_000  # of all rounds of one program
-KEPT_ROUNDS_BYTES = 4 << 20  # of what was told in earlier rounds
-DIALOGUE_BYTES = 4 << 10  # that a dialogue takes beside what was told
+KEPT_ROUNDS_BYTES = 4 << 20  # of the replies of earlier rounds
+DIALOGUE_BYTES = 4 << 10  # that a dialogue takes beside its replies
 
-# What a client is told, as the JSON that it gets: as objects it can be much larger. An exception is for the handler to
+# The reply to a client, as the JSON that it gets: as objects it can be much larger. An exception is for the handler to
 # raise.
 ClientAnswer = bytes | BaseException
 
@@ -44,7 +44,7 @@ class ToolCallRound:
         self.results: asyncio.Future[tuple[ToolResult, ...]] = loop.create_future()
         self.results_bytes = 0  # of results that came, and that the program does not have yet
         self.told: asyncio.Future[ClientAnswer] = loop.create_future()
-        self.bytes = 0  # of what was told
+        self.bytes = 0  # of its replies
 
     def take(self) -> tuple[ToolResult, ...]:
         """Returns the results that have come, and drops them here: the program owns them, and they can be large."""
@@ -224,7 +224,7 @@ def _altered_results(ids: Sequence[str]) -> LibreChatRefusal:
 MAX_DIALOGUES_OF_USER = 32
 MAX_DIALOGUES_OF_KEY = 64  # which may stand for many users, and still is one caller of several
 MAX_DIALOGUES = 256
-RUNNING_BYTES = 256 << 20  # of programs that run or wait, of what was told of them, and of what they have not read
+RUNNING_BYTES = 256 << 20  # of programs that run or wait, of replies about them, and of their unread input
 RUNNING_BYTES_OF_CALLER = 128 << 20
 ENDED_BYTES = 64 << 20  # of the last responses of dialogues that have ended
 CANCELLED_ERROR = "Programmatic execution request cancelled"

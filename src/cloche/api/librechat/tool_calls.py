@@ -141,7 +141,7 @@ class RequestCancellations:
 
 
 MAX_CANCEL_BYTES = 64 << 10
-PARTIAL_BYTES = 32 << 10  # of each stream that a client is told in a round; all of it comes at the end
+PARTIAL_BYTES = 32 << 10  # of each stream in the reply of a round; all of it comes at the end
 _EXEC_FIELDS = ("code", "signal", "message", "status")  # what /exec says, and is said in other words here
 
 
@@ -177,7 +177,7 @@ class ProgrammaticHandler:
                 if not dialogue.first.done():
                     self._dialogues.end(dialogue.id)
         if isinstance(said, BaseException):
-            raise said.with_traceback(None)  # others are told the same, and each time would add to it
+            raise said.with_traceback(None)  # others get the same error, and each raise would add to it
         return encoded_json_reply(said)
 
     async def cancel(self, request: Request) -> Response:

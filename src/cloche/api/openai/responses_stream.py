@@ -366,7 +366,7 @@ class ResponseTurn:
         self._trace = trace
         self.wanted = request
         self._request = message
-        self.until_end = ExitStack()  # left when it has ended, before that is told
+        self.until_end = ExitStack()  # left when it has ended, before that is sent
         self._input = assign_ids(request.input)
         self._minted = minted_ids(request.input, self._input)  # ids of items that they got here
         self.turn = gateway.turn(message, trace)

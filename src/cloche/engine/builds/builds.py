@@ -34,7 +34,7 @@ MAX_WAITING_BUILDS = 32
 BUILD_SECONDS = 1800.0
 MAX_REASON = 8000  # characters of why one failed
 MAX_KEPT_LOGS = 16  # of builds that have ended, in memory
-MAX_TAGS_LISTED = 20  # tags that there are, where one is asked for that is not
+MAX_TAGS_LISTED = 20  # existing tags, in the error for one that does not exist
 SERVER_RESTARTED = "the server was restarted"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")

@@ -220,7 +220,7 @@ def _raise_not_found(pid: int | None, tag: str | None) -> NoReturn:
     raise errors.ProcessNotFound(f"process with {what} not found")
 
 
-# A program whose output is returned at its end, as bytes: if it is too long, its beginning and its end.
+# A program's output, returned at its end, as bytes: if it is too long, its beginning and its end.
 
 
 class CapturedStream(Struct):

@@ -92,7 +92,7 @@ class SandboxProgram:
             raise
         if timeout_seconds is not None:
             self._clock = PausableTimer(timeout_seconds, partial(self._on_timeout, timeout_seconds), self._guest.time)
-        # Last: its end may be known already, and is then told at once.
+        # Last: its end may be known already, and is then reported at once.
         self._guest.subscribe("process_exited", self.id, self._on_exited)
 
     # -- control

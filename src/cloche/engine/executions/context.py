@@ -58,7 +58,7 @@ class Context:
         self._turn = asyncio.Lock()  # FIFO
         self._starting = asyncio.Lock()
         self._running: Execution | None = None
-        self._waiter: Ticket | None = None  # of the execution whose turn it is here, but not yet on this host
+        self._waiter: Ticket | None = None  # of the execution that has its turn here, but not yet on this host
         self._began_at = 0.0
         self._asked_by = current_principal()  # the principal of its executions
         self._oom_kills = 0

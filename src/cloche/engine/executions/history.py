@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 DEFAULT_HISTORY_BYTES = 8 << 20
 EVENT_BYTES = 256  # the cost of one beside its content
-MAX_COPIES = 4096  # contexts whose origin is remembered
+MAX_COPIES = 4096  # contexts with a remembered origin
 CELL_BYTES = 1024  # the cost of one beside its code and outputs
 
 

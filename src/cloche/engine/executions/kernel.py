@@ -287,7 +287,7 @@ class KernelClient:
         self.id, self.time = id, guest.time
         self.execution: Execution | None = None
         self.exit: KernelExit | None = None
-        self.on_exit: Callable[[KernelClient, bool], None] | None = None  # and whether an execution has told of it
+        self.on_exit: Callable[[KernelClient, bool], None] | None = None  # and whether an execution has reported it
         self._guest = guest
         self.unread = guest.unread
         self._loop = asyncio.get_running_loop()
@@ -464,7 +464,7 @@ class KernelClient:
             # "started" was sent before the program wrote anything: this output belongs to the run that it names.
             more = self._channel.pump()
             if more and self.execution is not None and not self.execution.started:
-                return False  # asked again at once, after all that waits for the loop
+                return False  # called again at once, after all that waits for the loop
         if self._streams[index].held is not None:
             self._pipes[index].pause()
             return False

@@ -35,7 +35,7 @@ from cloche.templates.catalogue import Catalogue, unneeded_versions
 from cloche.templates.catalogue import collect_version as collect_template
 
 ROWS_REMOVED_AT_ONCE = 5_000  # rows: other users of the store have their turn between
-VACUUM_BYTES = 64 * MIB  # that are free in the store, and half of it: then it is written anew, where that is asked for
+VACUUM_BYTES = 64 * MIB  # that are free in the store, and half of it: then it is written anew, on request
 # of a store in use, while a server has it: that much is written anew in less time than others wait for their turn
 SERVED_VACUUM_BYTES = 64 * MIB
 BUSY_SECONDS = 10.0

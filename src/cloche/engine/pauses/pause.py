@@ -265,7 +265,7 @@ def _record_without_memory(record: SandboxRecord) -> SandboxRecord:
     return msgspec.structs.replace(record, memory_kept=False)
 
 
-RETRY_SECONDS = 30.0  # between the first tries to pause one whose deadline has passed, and twice as long each time
+RETRY_SECONDS = 30.0  # between the first tries to pause one past its deadline, and twice as long each time
 MAX_RETRY_SECONDS = 600.0
 OVERTIME_SECONDS = 3600.0
 PAUSE_SWEEP_SECONDS = 3600.0

@@ -409,7 +409,7 @@ class Quotas:
         """The accounts charged for this owner and key; none without an owner."""
         if not owner:
             return ()
-        # A plain tuple is the same key as a Tenant, and cheaper to make: this is asked for every execution.
+        # A plain tuple is the same key as a Tenant, and cheaper to make: this runs for every execution.
         of_owner = self._accounts.get((owner, "")) or self.account(QuotaSubject(owner))  # type: ignore[call-overload]
         if not key_id:
             return (of_owner,)
@@ -525,7 +525,7 @@ class Quotas:
 
 # Quota lease: one sandbox's use of its owner's and its key's quotas.
 
-SLOW_CPUS = 0.05  # of a sandbox whose owner or key has used up its CPU time
+SLOW_CPUS = 0.05  # of a sandbox of an owner or key without CPU time left
 
 
 class QuotaLease:

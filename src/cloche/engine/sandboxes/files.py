@@ -133,7 +133,7 @@ class DirectorySurvey(Struct):
     files: tuple[SurveyedFile, ...]
     empty: tuple[str, ...] = ()
     passed: dict[str, int] = {}
-    whole: bool = True  # else there is more than could be told
+    whole: bool = True  # else there is more than could be reported
     at_ns: int = 0  # when it began, by the sandbox's clock
 
 
@@ -537,7 +537,7 @@ async def _fill_pipe(pipe: PipeWriter, content: Chunks) -> int:
                 try:
                     await pipe.write(chunk)
                 except BrokenPipeError:
-                    break  # init has stopped reading; it says why when it is asked to commit
+                    break  # init has stopped reading; its reply to the commit says why
                 size += len(chunk)
     finally:
         pipe.close()

@@ -332,7 +332,7 @@ def _reply_fields(header: Header) -> dict[str, Any]:
 
 CHUNK_BYTES = 1 << 20
 
-# File systems whose "regular files" are doors into a kernel or a daemon.
+# File systems with "regular files" that are doors into a kernel or a daemon.
 REFUSED_FILESYSTEMS = frozenset(
     {
         0x9FA0,  # proc

@@ -86,7 +86,7 @@ async def prepare_cell(
         except (errors.NurseryFailed, *CELL_DIED_ERRORS) as error:
             log.warning("cell.died", template=nursery.template.ref, reason=error.code)
             if isinstance(error, errors.NurseryFailed) and nursery.alive:
-                break  # it lives, and cannot: it need not be asked more than once more
+                break  # it lives, and cannot: one more request is enough
     try:
         return await _spawn_ready_cell(nursery, spec, limits, door, mounts)
     except (errors.NurseryFailed, *CELL_DIED_ERRORS) as error:
@@ -303,7 +303,7 @@ TEMPLATE_SECONDS = 2.0  # how soon a newly built version of a template is notice
 KEEP_DEFAULT_SECONDS = 3600.0
 KEEP_OTHER_SECONDS = 60.0
 MEMORY_WATCH_SECONDS = 1.0  # how often it is looked whether there is memory for cells that only wait
-MAX_TEMPLATES_KNOWN = 256  # by the names that were asked for: an alias may match any number of them
+MAX_TEMPLATES_KNOWN = 256  # by the requested names: an alias may match any number of them
 MAX_ODD_POOLS = 8  # of cells unlike the usual ones of their template: a caller may ask for any number of kinds
 
 

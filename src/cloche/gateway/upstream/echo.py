@@ -17,7 +17,7 @@ ECHO_HINT = "This is cloche/echo. It runs the fenced code of your message: put P
 PIECE_CHARACTERS = 24  # characters of one delta
 
 _FENCE = "```"
-_LANGUAGES = frozenset({"", "python", "py", "python3"})  # info strings of fences whose code runs
+_LANGUAGES = frozenset({"", "python", "py", "python3"})  # info strings of fences with code that runs
 
 
 class EchoUpstream:

@@ -136,7 +136,7 @@ class InstanceGroups:
         self._directories = {place.base: os.fsencode(os.path.join(place.base, name)) for place in places.values()}
         self._locks: dict[bytes, int] = {}
         self._busy: set[bytes] = set()
-        self.on_busy: Callable[[], None] | None = None  # told that there is something to be swept later
+        self.on_busy: Callable[[], None] | None = None  # called when there is something to be swept later
         try:
             for directory in self._directories.values():
                 self._locks[directory] = _make_locked(directory)
