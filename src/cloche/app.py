@@ -51,10 +51,10 @@ class ServerApp:
         self.system = SystemApi(
             engine, gateway.counters, health, self._traffic, gatekeeper, local=is_loopback(config.server.host)
         )
-        keys.heard = lambda what, owner, id: engine.audit_log.record(
+        keys.on_event = lambda what, owner, id: engine.audit_log.record(
             what, owner, id=id, who=current_principal() or NO_PRINCIPAL
         )
-        engine.quotas.heard = lambda tenant, quota: engine.audit_log.record(
+        engine.quotas.on_change = lambda tenant, quota: engine.audit_log.record(
             "quota.set", tenant.owner, id=tenant.key_id, about=quota, who=current_principal() or NO_PRINCIPAL
         )
         keys.refreshed = self._traffic.keep

@@ -329,7 +329,7 @@ class Signal:
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[None]] = []
 
-    def heard(self) -> asyncio.Future[None]:
+    def wait(self) -> asyncio.Future[None]:
         """A future that is done at the next `wake_all`. Each caller gets its own: cancelling one wakes no other."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting = [future, *(each for each in self._waiting if not each.done())]
@@ -373,7 +373,7 @@ class EventQueue(Generic[E]):
     """Single producer; each event goes to one consumer, and the end to all.
 
     Calls `pause` above 4 MiB and `resume` below 1 MiB. After `lose(gap)`, until `keep()`, it drops the oldest
-    events above 4 MiB instead, and `gap` reports them at their place. `heard(event, size)` gets all events that
+    events above 4 MiB instead, and `gap` reports them at their place. `on_event(event, size)` gets all events that
     are put in. While the queues of its `share` hold too much together, the limit is lower than 4 MiB.
     """
 
@@ -381,10 +381,10 @@ class EventQueue(Generic[E]):
         self,
         pause: Callable[[], None] | None = None,
         resume: Callable[[], None] | None = None,
-        heard: Callable[[E, int], None] | None = None,
+        on_event: Callable[[E, int], None] | None = None,
         share: QueueBudget | None = None,
     ):
-        self._heard = heard
+        self._on_event = on_event
         self._share = share or QueueBudget()
         self._pause = pause or _do_nothing
         self._resume = resume or _do_nothing
@@ -398,8 +398,8 @@ class EventQueue(Generic[E]):
         self._divert: Callable[[E], None] | None = None
 
     def put(self, event: E, size: int) -> None:
-        if self._heard is not None:
-            self._heard(event, size)
+        if self._on_event is not None:
+            self._on_event(event, size)
         if self._divert is not None:
             self._divert(event)
             return
@@ -443,18 +443,18 @@ class EventQueue(Generic[E]):
 
     async def wait_closed(self) -> None:
         while not self._closed:
-            await self._bell.heard()
+            await self._bell.wait()
 
     async def next_events(self) -> list[E]:
         """All events that are there, at least one; an empty list at the end."""
         while not self._events and not self._closed:
-            await self._bell.heard()
+            await self._bell.wait()
         return self.take()
 
     async def next_event(self) -> E | None:
         """The next event; None at the end."""
         while not self._events and not self._closed:
-            await self._bell.heard()
+            await self._bell.wait()
         self._insert_gap()
         if not self._events:
             return None

@@ -364,7 +364,7 @@ async def test_one_users_early_cancels_are_not_at_the_expense_of_others(monkeypa
 
 
 def test_a_token_is_for_one_caller_and_a_while():
-    said = Continuation(dialogue="d" * 21, round=3, expires_at=int(time.time()) + 60, whose=TOKENS.whose(ANN))
+    said = Continuation(dialogue="d" * 21, round=3, expires_at=int(time.time()) + 60, whose=TOKENS.digest_caller(ANN))
     token = TOKENS.issue_token(said)
     assert TOKENS.read(token, ANN) == said
     for other in (BOB, KEY, LibreChatCaller(owner="o", tenant="tann"), LibreChatCaller(owner="ot", user="ann")):

@@ -394,12 +394,12 @@ def test_a_token_that_has_expired_is_named(
     client: httpx2.Client, librechat_server: RunningServer, tokens: ContinuationTokens
 ):
     owner = LibreChatCaller(owner="local")
-    old = Continuation(dialogue="x" * 21, round=1, expires_at=int(time.time()) - 5, whose=tokens.whose(owner))
+    old = Continuation(dialogue="x" * 21, round=1, expires_at=int(time.time()) - 5, whose=tokens.digest_caller(owner))
     given = [{"call_id": "call_001", "result": 1}]
     late = send(client, {"continuation_token": tokens.issue_token(old)}, given)
     assert (late.status_code, late.json()["error"]) == (404, "Execution not found or expired")
     assert "too late" in late.json()["message"]
-    gone = Continuation(dialogue="x" * 21, round=1, expires_at=int(time.time()) + 60, whose=tokens.whose(owner))
+    gone = Continuation(dialogue="x" * 21, round=1, expires_at=int(time.time()) + 60, whose=tokens.digest_caller(owner))
     unknown = send(client, {"continuation_token": tokens.issue_token(gone)}, given)
     assert (unknown.status_code, unknown.json()["error"]) == (404, "Execution not found or expired")
     assert "too late" not in unknown.json()["message"]

@@ -36,7 +36,7 @@ def checked(content: bytes):
 def recorded(*events: Event, code: str = "x", transcript: SandboxHistory | None = None, context: str = "c") -> Cell:
     """The cell that an execution with these events becomes."""
     transcript = transcript or SandboxHistory()
-    hear = transcript.start_recording(context, "python", code).hear
+    hear = transcript.start_recording(context, "python", code).on_event
     for event in (Started(execution=f"x{next(NUMBERS)}", count=1), *events):
         hear(event, len(event.text) if isinstance(event, Output) else 100)
     if not events or not isinstance(events[-1], Ended):
@@ -101,7 +101,7 @@ def test_a_cell_that_was_stopped_says_so():
 
 def test_a_cell_that_runs_has_no_end():
     transcript = SandboxHistory()
-    hear = transcript.start_recording("c", "python", "x").hear
+    hear = transcript.start_recording("c", "python", "x").on_event
     assert transcript.cells() == []
     hear(Started(execution="x1", count=1), 0)
     hear(out("so far"), 6)
@@ -161,7 +161,7 @@ def test_one_cell_alone_is_bounded():
 
 def test_code_that_is_too_large_is_not_kept():
     transcript = SandboxHistory(10_000)
-    hear = transcript.start_recording("c", "python", "x" * 20_000).hear
+    hear = transcript.start_recording("c", "python", "x" * 20_000).on_event
     for event in (Started(execution="x1", count=1), out("a"), Ended(outcome="ok")):
         hear(event, 1)
     assert (transcript.cells(), transcript.cells().dropped) == ([], 1)
@@ -220,7 +220,7 @@ def test_cells_that_have_ended_are_nothing_to_the_garbage_collector():
         gc.collect()  # tuples of what is not looked at are left alone from then on
         of_names = 3 * 500  # a list, a pair and a key for each name by which something can be replaced
         assert len(gc.get_objects()) - before < of_names + 100
-        transcript.start_recording("c", "python", "x").hear(Started(execution="x", count=1), 0)  # and never ends
+        transcript.start_recording("c", "python", "x").on_event(Started(execution="x", count=1), 0)  # and never ends
         del transcript
         assert archive.transcripts == 0, "it is part of a cycle"
     finally:

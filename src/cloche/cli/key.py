@@ -164,7 +164,7 @@ def _request_or_use_store(method: str, path: str, body: Any, directly: Callable[
 async def _with_key_store(work: Callable[[StoredKeys], Awaitable[T]]) -> T:
     config = load_command_config()
     async with StoredKeys(Database(Path(config.data_dir) / "store.sqlite3")) as keys:
-        keys.heard = partial(write_audit_line, config)
+        keys.on_event = partial(write_audit_line, config)
         return await work(keys)
 
 

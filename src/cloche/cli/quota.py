@@ -198,7 +198,7 @@ async def _with_quota_store(work: Callable[[_QuotaStore], Awaitable[Any]]) -> An
     async with StoredKeys(database) as keys:
         stored = StoredQuotas(database)
         quotas = Quotas(config.quotas, stored)
-        quotas.heard = lambda tenant, quota: write_audit_line(config, "quota.set", *tenant, about=quota)
+        quotas.on_change = lambda tenant, quota: write_audit_line(config, "quota.set", *tenant, about=quota)
         await quotas.refresh()
         return await work(_QuotaStore(keys, quotas, stored))
 
@@ -226,8 +226,8 @@ def _subject_name(found: dict[str, Any]) -> str:
     return f"{found['owner']} {found['key_id']}" if found.get("key_id") else str(found["owner"])
 
 
-def _quota_row(whose: str, quota: dict[str, Any]) -> tuple[str, ...]:
-    return whose, *("-" if quota.get(name) is None else str(quota[name]) for name in QUOTA_NAMES)
+def _quota_row(subject: str, quota: dict[str, Any]) -> tuple[str, ...]:
+    return subject, *("-" if quota.get(name) is None else str(quota[name]) for name in QUOTA_NAMES)
 
 
 def _parse_number(text: str) -> float | None:

@@ -114,7 +114,7 @@ class NetworkJournal:
     """
 
     def __init__(self, sandbox: str, owner: str, size: int, counters: EgressCounters | None = None):
-        self._whose = {"sandbox": sandbox, "owner": owner}
+        self._sandbox_fields = {"sandbox": sandbox, "owner": owner}
         self._entries: deque[NetworkEntry] = deque(maxlen=size)
         self._lines = TokenBucket(LINES_AT_ONCE, LINES_PER_SECOND)
         self._faults = TokenBucket(LINES_AT_ONCE, LINES_PER_SECOND)  # apart, so that no flood of the others hides them
@@ -127,7 +127,7 @@ class NetworkJournal:
     @property
     def owner(self) -> str:
         """The owner of the sandbox."""
-        return self._whose["owner"]
+        return self._sandbox_fields["owner"]
 
     @property
     def entries(self) -> list[NetworkEntry]:
@@ -147,7 +147,7 @@ class NetworkJournal:
         has_turn = self._lines.take()
         if self._seen.is_first(place) or has_turn:
             about = {name: getattr(entry, name) for name in _LOGGED_FIELDS if getattr(entry, name) not in ("", 0)}
-            log.info("network." + entry.verdict, **self._whose, **about)
+            log.info("network." + entry.verdict, **self._sandbox_fields, **about)
         else:
             self._left_out.add(place, entry)
             self._log_totals_later()
@@ -159,7 +159,7 @@ class NetworkJournal:
         if self._faults.take():
             place = traceback.extract_tb(error.__traceback__)[-1]
             about = {"error": type(error).__name__, "at": f"{place.name}:{place.lineno}"}
-            log.error("network.broken", **self._whose, **about)
+            log.error("network.broken", **self._sandbox_fields, **about)
 
     def close(self) -> None:
         """Says in the server's log all that was left out there."""
@@ -181,7 +181,7 @@ class NetworkJournal:
             self._log_totals_later()
 
     def _log_totals(self) -> None:
-        log.info("network.left_out", **self._whose, **self._left_out.take())
+        log.info("network.left_out", **self._sandbox_fields, **self._left_out.take())
 
 
 _LOGGED_FIELDS = ("protocol", "host", "port", "reason", "sent_bytes", "received_bytes")

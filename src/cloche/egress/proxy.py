@@ -115,11 +115,11 @@ class ProxyDispatcher:
     async def attend(self, visit: EgressConnection) -> None:
         """Serves the connection until it has had its answer. A refusal is sent to the program."""
         try:
-            heard = await self._read_request(visit)
-            if isinstance(heard, Destination):
-                await EgressTunnel(visit, heard, self._dialler, self._intercept_tls, SOCKS_ESTABLISHED).run()
-            elif heard is not None:
-                await self._dispatch_request(visit, heard)
+            request = await self._read_request(visit)
+            if isinstance(request, Destination):
+                await EgressTunnel(visit, request, self._dialler, self._intercept_tls, SOCKS_ESTABLISHED).run()
+            elif request is not None:
+                await self._dispatch_request(visit, request)
         except EgressRefusal as why:
             await visit.refuse(why)
 

@@ -220,17 +220,17 @@ def _parse_rule(rule: NetworkRule) -> EgressRule:
 class PolicyRules:
     """One policy. The first rule that matches decides; where none does it is denied."""
 
-    def __init__(self, policy: NetworkPolicy, whose: str):
+    def __init__(self, policy: NetworkPolicy, origin: str):
         self._rules = [_parse_rule(rule) for rule in policy.ordered]
-        self._whose = whose
+        self._origin = origin
 
     def check(self, destination: Destination) -> None:
         """Whether it may be tried at all, before anything is looked up. Raises PolicyDenied."""
         rule = self.rule_for(destination)
         if rule is None:
-            raise PolicyDenied(f"{destination} is not allowed by the {self._whose}")
+            raise PolicyDenied(f"{destination} is not allowed by the {self._origin}")
         if not rule.allows:
-            raise PolicyDenied(f"{destination} is denied by the {self._whose}: {rule.text}")
+            raise PolicyDenied(f"{destination} is denied by the {self._origin}: {rule.text}")
 
     def rule_for(self, destination: Destination) -> EgressRule | None:
         """The rule that decides; None where there is none, which is a denial."""
@@ -250,7 +250,7 @@ class PolicyRules:
                 return
             if rule.has_address(address):
                 raise PolicyDenied(
-                    f"{destination.host} resolves to an address denied by the {self._whose}: {rule.text}"
+                    f"{destination.host} resolves to an address denied by the {self._origin}: {rule.text}"
                 )
 
     def _rule_matches(self, rule: EgressRule, destination: Destination) -> bool:

@@ -79,7 +79,7 @@ class BackgroundTasks:
 
     async def cancel(self, owner: str) -> None:
         """Cancels the tasks of an owner, and waits until they have ended."""
-        theirs = [task for task, whose in self._tasks.items() if whose == owner]
+        theirs = [task for task, task_owner in self._tasks.items() if task_owner == owner]
         for task in theirs:
             task.cancel()
         await asyncio.gather(*theirs, return_exceptions=True)

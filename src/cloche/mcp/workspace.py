@@ -153,7 +153,7 @@ class ResourceWatches:
     def __init__(self) -> None:
         self._watching: dict[str, asyncio.Task[None]] = {}
 
-    async def add(self, box: backend.BackendSandbox, uri: str, heard: OnResourceChange) -> None:
+    async def add(self, box: backend.BackendSandbox, uri: str, on_change: OnResourceChange) -> None:
         """Watches a file. Raises FileNotFound for an invalid URI, InvalidRequest where there are too many."""
         path = uri_to_path(uri)
         if uri in self._watching:
@@ -161,7 +161,7 @@ class ResourceWatches:
         if len(self._watching) >= MAX_WATCHED:
             raise errors.InvalidRequest(f"{MAX_WATCHED} resources are watched already: unsubscribe from one")
         ready = asyncio.Event()
-        task = self._watching[uri] = asyncio.create_task(_watch_file(box, path, uri, heard, ready))
+        task = self._watching[uri] = asyncio.create_task(_watch_file(box, path, uri, on_change, ready))
         task.add_done_callback(lambda _: self._watching.pop(uri, None) if self._watching.get(uri) is task else None)
         begun = asyncio.create_task(ready.wait())
         await asyncio.wait((task, begun), return_when=asyncio.FIRST_COMPLETED)
@@ -180,7 +180,7 @@ class ResourceWatches:
 
 
 async def _watch_file(
-    box: backend.BackendSandbox, path: str, uri: str, heard: OnResourceChange, ready: asyncio.Event
+    box: backend.BackendSandbox, path: str, uri: str, on_change: OnResourceChange, ready: asyncio.Event
 ) -> None:
     """Watches the file's directory, so that the file may come, go, and be replaced."""
     watch = box.files.watch(path.rpartition("/")[0] or "/")
@@ -189,7 +189,7 @@ async def _watch_file(
         ready.set()
         async for change in watch:
             if change.path == path:
-                await heard(uri)
+                await on_change(uri)
     except (errors.Gone, errors.NotFound):
         if not ready.is_set():
             raise  # else it is over, with its sandbox
@@ -354,9 +354,9 @@ class McpWorkspace:
         self._languages[language] = made.id
         return made
 
-    async def watch(self, uri: str, heard: OnResourceChange) -> None:
+    async def watch(self, uri: str, on_change: OnResourceChange) -> None:
         """Watches a file. Raises as `ResourceWatches.add` does."""
-        await self.watches.add(await self.box(), uri, heard)
+        await self.watches.add(await self.box(), uri, on_change)
 
     async def aclose(self) -> None:
         """Ends the sandboxes made here. Harmless when closed."""

@@ -130,7 +130,7 @@ class RemoteWatch:
         self._reading = asyncio.create_task(self._read_changes())
         try:
             while not self._begun and not self._reading.done():
-                await self._bell.heard()
+                await self._bell.wait()
         except BaseException:
             self.close()
             raise
@@ -152,7 +152,7 @@ class RemoteWatch:
                 raise self._error
             if self._reading is None or self._reading.done():
                 raise StopAsyncIteration
-            await self._bell.heard()
+            await self._bell.wait()
         return self._changes.popleft()
 
     def close(self) -> None:

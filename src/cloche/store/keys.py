@@ -86,7 +86,7 @@ class StoredKeys:
         self._valid: dict[str, KeyRecord] = {}
         self._used: dict[str, float] = {}  # id -> when, as far as the store does not know it yet
         self._preset = hash_key(preset) if preset else None
-        self.heard: KeyEventListener = _ignore_event  # called with each event of a key, for the audit log
+        self.on_event: KeyEventListener = _ignore_event  # called with each event of a key, for the audit log
         self.refreshed: Callable[[set[str]], None] = lambda ids: None  # with the ids of those that are valid now
 
     async def open(self) -> None:
@@ -116,7 +116,7 @@ class StoredKeys:
         record = self._valid.get(hashed)
         if record is None or record.expired:
             if record is not None:
-                self.heard("key.expired_use", record.owner, record.id)
+                self.on_event("key.expired_use", record.owner, record.id)
             return None
         self._note_use(record)
         return Principal(owner=record.owner, role=record.role, key_id=record.id)
@@ -156,7 +156,7 @@ class StoredKeys:
         record = KeyRecord(id=new_id("k"), owner=owner, role=role, name=name, created_at=now, expires_at=expires_at)  # type: ignore[arg-type]
         await self._database.do(lambda db: _insert_key(db, record, key))
         self._valid[hash_key(key)] = record
-        self.heard("key.made", record.owner, record.id)
+        self.on_event("key.made", record.owner, record.id)
         return record, key
 
     async def rotate(self, id: str, expires_at: float | None = None) -> tuple[KeyRecord, str]:
@@ -172,8 +172,8 @@ class StoredKeys:
         if record is None:
             raise _key_not_found(id)
         self._valid[hash_key(key)] = record
-        self.heard("key.rotated", record.owner, id)
-        self.heard("key.made", record.owner, record.id)
+        self.on_event("key.rotated", record.owner, id)
+        self.on_event("key.made", record.owner, record.id)
         return record, key
 
     async def revoke(self, id: str, *, again: bool = False) -> None:
@@ -182,7 +182,7 @@ class StoredKeys:
         owner = next((each.owner for each in self._valid.values() if each.id == id), "")
         self._drop_key(id)
         if revoked:
-            self.heard("key.revoked", owner, id)
+            self.on_event("key.revoked", owner, id)
         elif not again or (await self.get(id, revoked=True)).revoked_at is None:
             raise _key_not_found(id)
 

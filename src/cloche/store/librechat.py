@@ -188,8 +188,8 @@ class StoredCodeFiles:
     async def of_session(self, reach: AccessScope, session: str, limit: int) -> list[CodeFile]:
         """Lists the files of one storage session, the oldest first."""
         query = f"{_GET_FILE} WHERE session = :session AND {_OWN} AND {_ALIVE} ORDER BY created_at, id LIMIT :limit"
-        whose = {"owner": reach.owner, "tenant": reach.tenant}
-        values = {"session": session, "since": self._kept_since(), "limit": limit, **whose}
+        scope = {"owner": reach.owner, "tenant": reach.tenant}
+        values = {"session": session, "since": self._kept_since(), "limit": limit, **scope}
         rows = await self._database.do(lambda db: db.execute(query, values).fetchall())
         return self._mark_used(file for file in map(_decode_file, rows) if reach.has(file))
 

@@ -262,8 +262,8 @@ class TemplatePages:
     async def show_host_build(self, request: Request, visitor: ConsoleVisitor) -> Response:
         build = self._host_builds.get(request.path_params["id"])
         name = "template_host_log.html" if is_partial(request) else "template_host_build.html"
-        lines, heard = build.lines_after(_lines_seen(request))
-        return self._render_page(request, visitor, name, build=build, lines=lines, next=heard)
+        lines, next_line = build.lines_after(_lines_seen(request))
+        return self._render_page(request, visitor, name, build=build, lines=lines, next=next_line)
 
     def _render_page(self, request: Request, visitor: ConsoleVisitor, name: str, **values: Any) -> Response:
         return self._context.render(request, visitor, name, words=format, now=time.time(), **values)

@@ -347,7 +347,7 @@ class ControlSandboxes:
     def __init__(self, api: E2bContext):
         self._api = api
         self._repeats = IdempotentCreations()
-        api.engine.cell_supply.admission.lockout.hear(self._repeats.end)
+        api.engine.cell_supply.admission.lockout.add_listener(self._repeats.end)
 
     async def create(self, request: Request, *, version: int) -> Response:
         owner = self._api.owner(request)

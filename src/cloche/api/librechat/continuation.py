@@ -25,7 +25,7 @@ class Continuation(Struct, array_like=True):
     dialogue: str
     round: int
     expires_at: int
-    whose: str
+    whose: str  # the digest of the caller
 
 
 class ContinuationTokens:
@@ -34,7 +34,7 @@ class ContinuationTokens:
     def __init__(self, secret: bytes):
         self._secret = secret
 
-    def whose(self, caller: LibreChatCaller) -> str:
+    def digest_caller(self, caller: LibreChatCaller) -> str:
         identity = msgspec.json.encode([caller.owner, caller.tenant, caller.user])
         return hmac.new(self._secret, _CALLER_CONTEXT + identity, hashlib.sha256).hexdigest()[:32]
 
@@ -45,7 +45,7 @@ class ContinuationTokens:
     def read(self, token: object, caller: LibreChatCaller) -> Continuation:
         """Raises LibreChatRefusal: 400 for a token that this caller was never given, 404 for one that expired."""
         continuation = self._open_token(token)
-        if not hmac.compare_digest(continuation.whose, self.whose(caller)):
+        if not hmac.compare_digest(continuation.whose, self.digest_caller(caller)):
             raise _invalid_token()
         if continuation.expires_at < time.time():
             raise results_expired()

@@ -254,11 +254,11 @@ class ToolDialogues:
         """Starts `play(dialogue)`, which returns the final answer. Raises LibreChatRefusal (429, 503) over a limit."""
         self._check_count(caller)
         self._check_bytes(caller, program_bytes)
-        whose, id = self._tokens.whose(caller), new_code_id()
+        digest, id = self._tokens.digest_caller(caller), new_code_id()
 
         def token_of(round: int) -> str:
             until = int(time.time() + self._wait_seconds) + 1
-            return self._tokens.issue_token(Continuation(dialogue=id, round=round, expires_at=until, whose=whose))
+            return self._tokens.issue_token(Continuation(dialogue=id, round=round, expires_at=until, whose=digest))
 
         afford = partial(self._check_bytes, caller)
         dialogue = ToolDialogue(id, new_code_id(), self._wait_seconds, token_of=token_of, afford=afford)

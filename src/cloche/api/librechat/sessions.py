@@ -42,9 +42,9 @@ MAX_SESSIONS_OF_KEY = 20_000
 class CodeSession:
     """One lasting /mnt/data. One program at a time uses it; others wait in the order in which they came."""
 
-    def __init__(self, key: str, whose: str):
+    def __init__(self, key: str, owner: str):
         self.key = key
-        self.whose = whose
+        self.owner = owner
         self.turn = asyncio.Lock()
         self.users = 0  # that run in it, or wait
         self.used_at = 0.0
@@ -222,10 +222,10 @@ class CodeSessions:
     async def _remember_workspace(self, session: CodeSession, most: int) -> None:
         entries = session.entries
         if session.remembered == entries:
-            self._workspaces.touch(session.key, session.whose)
+            self._workspaces.touch(session.key, session.owner)
             return
         session.remembered = None  # after a cancellation it is unknown what the store did
-        await self._workspaces.save_workspace(session.key, session.whose, entries, most=most)
+        await self._workspaces.save_workspace(session.key, session.owner, entries, most=most)
         session.remembered = entries
 
     async def _enter_session(
@@ -315,7 +315,7 @@ class CodeSessions:
         self, session: CodeSession, sandbox: Sandbox, caller: LibreChatCaller, notes: ProgramNotes
     ) -> None:
         session.files, session.empty, session.not_kept, session.collected_ns = {}, (), {}, 0
-        session.remembered = entries = await self._workspaces.workspace(session.key, session.whose)
+        session.remembered = entries = await self._workspaces.workspace(session.key, session.owner)
         if entries is None:
             return
         session.lost_variables = self._config.python_state
@@ -365,13 +365,13 @@ class CodeSessions:
         The store has its files.
         """
         running = [each for each in self._sessions.values() if each.running is not None]
-        counts = Counter(each.whose for each in running)
+        counts = Counter(each.owner for each in running)
         for _ in range(len(running) - MAX_RUNNING_SESSIONS + 1):
             idle = [each for each in running if each.running is not None and not each.users]
             if not idle:
                 return
-            chosen = min(idle, key=lambda each: (-counts[each.whose], each.used_at))
-            counts[chosen.whose] -= 1
+            chosen = min(idle, key=lambda each: (-counts[each.owner], each.used_at))
+            counts[chosen.owner] -= 1
             running.remove(chosen)
             if chosen.running is not None:
                 chosen.running.expire_now()

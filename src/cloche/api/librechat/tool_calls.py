@@ -158,7 +158,7 @@ class ProgrammaticHandler:
         self._api = api
         self._runner = runner
         self._dialogues = ToolDialogues(ContinuationTokens(api.secret), api.settings.tool_wait_seconds)
-        api.engine.cell_supply.admission.lockout.hear(self._dialogues.end_all)
+        api.engine.cell_supply.admission.lockout.add_listener(self._dialogues.end_all)
         self._cancelling = RequestCancellations()
 
     async def execute(self, request: Request) -> Response:

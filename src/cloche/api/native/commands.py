@@ -50,7 +50,7 @@ class StdinQueue:
         while self._bytes >= MAX_WAITING_BYTES and self.refused is None:
             try:
                 async with asyncio.timeout(patience_seconds):
-                    await self._bell.heard()
+                    await self._bell.wait()
             except TimeoutError:
                 raise errors.InvalidRequest(
                     f"{self._bytes} bytes of input wait, and the process has read none for {patience_seconds:g} s"
@@ -68,13 +68,13 @@ class StdinQueue:
     async def wait_drained(self) -> None:
         """Waits until the program has received everything, or refuses more."""
         while (self._waiting or self._carries or self._ended) and self.refused is None:
-            await self._bell.heard()
+            await self._bell.wait()
 
     async def pump_to_program(self) -> None:
         """Sends queued input to the program, until cancelled."""
         while True:
             while not self._waiting and not self._ended:
-                await self._bell.heard()
+                await self._bell.wait()
             if self._waiting:
                 self._carries = True
                 await self._send_in_pieces(self._waiting.popleft())

@@ -358,11 +358,11 @@ def _usable_urls(keyring: Keyring, urls: Iterable[str]) -> Iterable[str]:
             continue
 
 
-def _log_skipped(whose: str, count: int) -> None:
+def _log_skipped(configuration: str, count: int) -> None:
     """Logs the count once, without the URLs: a directory's path would reveal something about this host."""
     if count:
         reason = "only https and http are served"
-        log.info("packages.sources_skipped", configuration=whose, count=count, reason=reason)
+        log.info("packages.sources_skipped", configuration=configuration, count=count, reason=reason)
 
 
 def _strip_password(keyring: Keyring, url: str) -> str:

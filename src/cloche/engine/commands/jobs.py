@@ -118,7 +118,7 @@ class CommandJob(SandboxProgram):
     async def wait(self) -> Exited:
         """Waits for its end."""
         while self.exited is None:
-            await self._ended.heard()
+            await self._ended.wait()
         return self.exited
 
     # -- for its listeners
@@ -300,7 +300,7 @@ class OutputCapture(SandboxProgram):
     async def wait(self) -> Exited:
         """Waits for its end."""
         while self.exited is None:
-            await self._ended.heard()
+            await self._ended.wait()
         return self.exited
 
     async def aclose(self) -> None:

@@ -99,11 +99,11 @@ class Context:
             timeout_seconds=timeout_seconds,
             input=input,
             offer=self._sandbox.tools.make_offer(request.tools, language=self.language) if request.tools else None,
-            heard=self._recording(request.code) if request.recorded else None,
+            on_event=self._recording(request.code) if request.recorded else None,
         )
 
     def _recording(self, code: str) -> Callable[[AnyEvent, int], None]:
-        return self._sandbox.history.start_recording(self.id, self.language, code).hear
+        return self._sandbox.history.start_recording(self.id, self.language, code).on_event
 
     async def variables(self) -> Variables:
         """The variables of its namespace, read between two executions without running any of the program's code.

@@ -191,7 +191,7 @@ class Execution:
         timeout_seconds: float | None,
         input: InputSource = None,
         offer: ToolOffer | None = None,
-        heard: Callable[[AnyEvent, int], None] | None = None,  # of every event, whether it is consumed or not
+        on_event: Callable[[AnyEvent, int], None] | None = None,  # of every event, whether it is consumed or not
     ):
         self.id = "x" + secrets.token_hex(RUN_ID_LENGTH // 2)
         self.started = self.left = False
@@ -209,7 +209,7 @@ class Execution:
         self._folding: RunFold | None = None
         self._answering: asyncio.Task[None] | None = None
         self._began_at = 0.0
-        self._events: EventQueue[AnyEvent] = EventQueue(heard=heard)
+        self._events: EventQueue[AnyEvent] = EventQueue(on_event=on_event)
         self._outlet = OutputLimiter(self._events.put, context.limits.output_bytes)
 
     # -- the consumer's side

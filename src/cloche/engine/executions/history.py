@@ -198,11 +198,11 @@ class CellRecording(msgspec.Struct, gc=False, kw_only=True):
     _outputs_dropped: bool = False
     _clear_next: bool = False
 
-    def hear(self, event: Event, size: int) -> None:
+    def on_event(self, event: Event, size: int) -> None:
         """Takes an event, and the memory that its content takes."""
-        heard, transcript = _EVENT_HANDLERS.get(type(event)), self.transcript()
-        if heard is not None and transcript is not None and self._ended is None:
-            heard(self, transcript, event, size + EVENT_BYTES)
+        handler, transcript = _EVENT_HANDLERS.get(type(event)), self.transcript()
+        if handler is not None and transcript is not None and self._ended is None:
+            handler(self, transcript, event, size + EVENT_BYTES)
 
     def _on_started(self, transcript: SandboxHistory, event: Started, size: int) -> None:
         self._id, self._count, self._started_at = event.execution, event.count, time.time()

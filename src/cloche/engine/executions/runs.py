@@ -205,7 +205,7 @@ class DetachedExecution:
             elif self.ended:
                 return
             else:
-                await self._news.heard()
+                await self._news.wait()
 
     def _recent_lines(self, after: int) -> list[RunEventLine]:
         """From memory, if all of it is there; else empty."""

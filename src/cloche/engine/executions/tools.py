@@ -308,7 +308,7 @@ class ToolOffer:
         """
         while self._is_open:
             if not self._new:
-                await self._bell.heard()
+                await self._bell.wait()
                 continue
             await self._gather_round()
             if self._new and self._is_open:

@@ -74,10 +74,10 @@ class AuditRateLimit:
     def _may_write(self, line: AuditLine, now: float) -> bool:
         if line.what.startswith(_UNLIMITED_PREFIXES):
             return True
-        whose = line.owner, line.what.startswith("sandbox.")
-        before = self._left.get(whose) or _LineAllowance(BURST_LINES, now)
+        source = line.owner, line.what.startswith("sandbox.")
+        before = self._left.get(source) or _LineAllowance(BURST_LINES, now)
         lines = min(BURST_LINES, before.lines + (now - before.at) * LINES_PER_MINUTE / 60)
-        self._left[whose] = _LineAllowance(max(lines - 1, 0.0), now) if lines >= 1 else _LineAllowance(lines, now)
+        self._left[source] = _LineAllowance(max(lines - 1, 0.0), now) if lines >= 1 else _LineAllowance(lines, now)
         if len(self._left) > MAX_OWNERS:
             self._drop_idle_owners(now)
         return lines >= 1
@@ -85,7 +85,7 @@ class AuditRateLimit:
     def _drop_idle_owners(self, now: float) -> None:
         """Removes owners whose allowance is full again."""
         idle = BURST_LINES / LINES_PER_MINUTE * 60
-        self._left = {whose: left for whose, left in self._left.items() if now - left.at < idle}
+        self._left = {source: left for source, left in self._left.items() if now - left.at < idle}
 
     def _hold_line(self, line: AuditLine, now: float) -> None:
         if not self._held:

@@ -312,7 +312,7 @@ class Pauses:
 
     async def open(self) -> None:
         """Loads the paused sandboxes, and removes the leftovers of killed processes."""
-        self._engine.cell_supply.admission.lockout.hear(self._finish_waking_of)
+        self._engine.cell_supply.admission.lockout.add_listener(self._finish_waking_of)
         await self.paused_on_disk.open()
         await self._images.remove_orphans(self._known_images, self._instance.is_live)
         self._schedule_sweep()

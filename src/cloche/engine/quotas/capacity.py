@@ -454,7 +454,7 @@ class OwnerLockout:
         self._times: Counter[str] = Counter()  # that each was
         self._endings: list[OnLockout] = []
 
-    def hear(self, ending: OnLockout) -> None:
+    def add_listener(self, ending: OnLockout) -> None:
         """Registers a callback for each owner that is locked out: it returns when its work for them has ended."""
         self._endings.append(ending)
 

@@ -110,7 +110,7 @@ class QuotaRate(NamedTuple):
 class QuotaAccount:
     """Usage and quota of one owner or key. Never waits and never touches a disk: every execution checks it."""
 
-    def __init__(self, whose: str, quota: KeyQuota, refused: Counter[str] | None = None):
+    def __init__(self, holder: str, quota: KeyQuota, refused: Counter[str] | None = None):
         """`refused` counts the refusals, by quota name."""
         self.allow(quota)
         self._refused: Counter[str] = Counter() if refused is None else refused
@@ -121,7 +121,7 @@ class QuotaAccount:
         self.hour = SlidingWindow(HOUR_SECONDS)
         self.unsaved_executions = 0
         self.unsaved_cpu_seconds = 0.0
-        self._whose = whose
+        self._holder = holder
 
     def allow(self, quota: KeyQuota) -> None:
         """Sets the quota that holds from now on."""
@@ -190,7 +190,7 @@ class QuotaAccount:
             remedy = f"wait {max(1, math.ceil(wait))} s"
         todo = "ask the operator for some" if never else f"{remedy}, or ask the operator for more"
         return errors.QuotaExceeded(
-            f"the quota {name} of {self._whose} {'would be exceeded' if partly else 'is used up'}: {used}; {todo}",
+            f"the quota {name} of {self._holder} {'would be exceeded' if partly else 'is used up'}: {used}; {todo}",
             retry_after_seconds=None if never else wait,
         )
 
@@ -323,7 +323,7 @@ class Quotas:
         self._successors: Mapping[str, str] = {}  # of keys that were rotated
         self._saved_at = time.monotonic()
         self._limits_cpu = False
-        self.heard: Callable[[QuotaSubject, str], None] = lambda tenant, quota: None  # called when one is set
+        self.on_change: Callable[[QuotaSubject, str], None] = lambda tenant, quota: None  # called when one is set
 
     async def open(self) -> None:
         """A store that cannot be read now counts as one without quotas of its own, until it can."""
@@ -388,7 +388,7 @@ class Quotas:
         await self._store.put(tenant, override)
         await self.try_refresh()
         log.info("quota.set", owner=tenant.owner, key_id=tenant.key_id, quota=str(override))
-        self.heard(tenant, str(override))
+        self.on_change(tenant, str(override))
         return self.quota_of(tenant)
 
     def lifetime_seconds(self, owner: str, key_id: str) -> float | None:
@@ -401,8 +401,8 @@ class Quotas:
     def account(self, tenant: QuotaSubject) -> QuotaAccount:
         found = self._accounts.get(tenant)
         if found is None:
-            whose = f"key {tenant.key_id}" if tenant.key_id else f"owner {tenant.owner!r}"
-            found = self._accounts[tenant] = QuotaAccount(whose, self.quota_of(tenant), self.refused)
+            holder = f"key {tenant.key_id}" if tenant.key_id else f"owner {tenant.owner!r}"
+            found = self._accounts[tenant] = QuotaAccount(holder, self.quota_of(tenant), self.refused)
         return found
 
     def accounts(self, owner: str, key_id: str) -> tuple[QuotaAccount, ...]:

@@ -282,9 +282,9 @@ def out_of_files_error(error: OSError) -> errors.Unavailable:
     """The error for too many open files. Raises the error itself if it is another one."""
     if error.errno not in (errno.EMFILE, errno.ENFILE):
         raise error
-    whose = "this process has" if error.errno == errno.EMFILE else "this host has"
+    holder = "this process has" if error.errno == errno.EMFILE else "this host has"
     return errors.Unavailable(
-        f"{whose} too many files open for one more sandbox: close some, or raise the limit (ulimit -n)"
+        f"{holder} too many files open for one more sandbox: close some, or raise the limit (ulimit -n)"
     )
 
 

@@ -230,7 +230,7 @@ class DirectoryWatch:
         while not self._changes:
             if not self._open:
                 raise StopAsyncIteration
-            await self._guest.wait(self._bell.heard())
+            await self._guest.wait(self._bell.wait())
         change = self._changes.popleft()
         self._waiting_bytes -= sys.getsizeof(change.path)
         return change
@@ -240,7 +240,7 @@ class DirectoryWatch:
         while not self._changes and not self.missed:
             if not self._open:
                 return False
-            await self._guest.wait(self._bell.heard())
+            await self._guest.wait(self._bell.wait())
         return True
 
     async def collect(self) -> list[FileChange]:

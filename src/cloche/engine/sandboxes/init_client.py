@@ -123,7 +123,7 @@ class InitClient:
         self, verb: str, body: bytes, warm: bool, wires: Sequence[int], fields: dict[str, object]
     ) -> tuple[asyncio.Future[InitReply], int]:
         while self._shut and verb not in ALLOWED_WHILE_FROZEN and not self._channel.closed:
-            await self._stirred.heard()
+            await self._stirred.wait()
         await self._channel.drain()
         if self._channel.closed:
             raise self._error()

@@ -231,7 +231,7 @@ class Sandbox:
     async def wait_ended(self) -> None:
         """Returns when it has ended, for any reason."""
         while self.ending is None:
-            await self._ended.heard()
+            await self._ended.wait()
 
     def abandon(self, why: str) -> None:
         """The cell is broken: it is destroyed and the sandbox is lost."""

@@ -94,7 +94,7 @@ class MountedVolume:
     async def left(self) -> None:
         """Returns when it has no holder, or one that does not leave."""
         while self.holders and self.holders <= self._leaving:
-            await self._moved.heard()
+            await self._moved.wait()
 
     def let_go(self, holder: object) -> bool:
         """Whether that was the last holder. Harmless when it has released it already."""
