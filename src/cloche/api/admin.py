@@ -34,6 +34,7 @@ from cloche.engine.operations.erase import end_all_of_owner
 from cloche.engine.principal import current_principal
 from cloche.engine.quotas.occupancy import CapacityInfo, MemoryLeft, PoolTotals
 from cloche.engine.quotas.quotas import Quotas
+from cloche.engine.sandboxes.endings import KEY_REVOKED
 from cloche.gateway.gateway import Gateway
 from cloche.model import KIB, Struct
 from cloche.store import audit, erasure
@@ -211,7 +212,6 @@ def decode_quota_override(body: bytes) -> QuotaOverride:
 
 # Ends the sandboxes of a revoked key: a sandbox's own tokens stay valid without the key.
 
-KEY_REVOKED_REASON = "the key that it was made with was revoked"
 KILL_ROUNDS = 2
 KILL_PAUSE_SECONDS = 0.2  # in which what was being made is there, or was cut off
 
@@ -231,7 +231,7 @@ async def kill_key_sandboxes(engine: Engine, keys: StoredKeys, id: str) -> int:
 
 async def _kill_one_sandbox(engine: Engine, id: str, owner: str) -> int:
     with contextlib.suppress(errors.ClocheError):  # it ended by itself, or another process has it now
-        await engine.kill(id, owner, KEY_REVOKED_REASON)
+        await engine.kill(id, owner, KEY_REVOKED)
         return 1
     return 0
 

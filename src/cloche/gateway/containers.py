@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from cloche import errors
 from cloche.config import Config
 from cloche.engine.engine import Engine
+from cloche.engine.sandboxes.endings import CONTAINER_DELETED
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.gateway.request import MemoryTier
 from cloche.model import GIB, KIB, Limits, SandboxInfo, SandboxSpec, Struct
@@ -102,7 +103,6 @@ def unwrap_container_id(id: str) -> str:
     return original if before.startswith(_MARK) and original.startswith(CONTAINER_ID_PREFIX) else id
 
 
-DELETED_REASON = "its container was deleted"
 NAME, MINUTES, SESSION = "openai.name", "openai.minutes", "openai.session"  # in a sandbox's metadata
 DEFAULT_MINUTES = 20  # of a sandbox that was not made as a container
 MEMORY_TIERS: dict[MemoryTier, int] = {"1g": GIB, "4g": 4 * GIB, "16g": 16 * GIB, "64g": 64 * GIB}
@@ -228,11 +228,11 @@ class Containers:
         try:
             container = await self._find_running(owner, id)
         except errors.SandboxPaused:
-            await self._engine.kill(to_sandbox_id(id), owner, DELETED_REASON)
+            await self._engine.kill(to_sandbox_id(id), owner, CONTAINER_DELETED)
         except errors.Gone:
-            await self._engine.mark_killed_by_owner(to_sandbox_id(id), owner, DELETED_REASON)
+            await self._engine.mark_killed_by_owner(to_sandbox_id(id), owner, CONTAINER_DELETED)
         else:
-            await container.sandbox.kill(DELETED_REASON)
+            await container.sandbox.kill(CONTAINER_DELETED)
 
     async def of_session(self, owner: str, wishes: ContainerOptions) -> tuple[Container, bool]:
         """Returns the session's container, and whether it was made now. Concurrent callers get the same one."""

@@ -34,6 +34,7 @@ from cloche.api.librechat.replies import ProgramNotes, new_code_id
 from cloche.api.librechat.request import ExecRequest, decode_exec
 from cloche.api.librechat.sessions import SPARE_SECONDS, CodeSessions
 from cloche.engine.commands.jobs import OutputCapture
+from cloche.engine.sandboxes.endings import PROGRAM_ENDED
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec
 from cloche.tasks import TaskSet
@@ -152,7 +153,7 @@ class ProgramRunner:
 
     def _end_sandbox(self, sandbox: Sandbox) -> None:
         """Ends the sandbox in the background: the answer is complete."""
-        self._ending.start(sandbox.kill("its program has ended"))
+        self._ending.start(sandbox.kill(PROGRAM_ENDED))
 
 
 def program_outcome(program: OutputCapture, wall_seconds: float) -> ProgramOutcome:

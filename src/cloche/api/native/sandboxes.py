@@ -26,6 +26,7 @@ from cloche.engine.engine import Engine
 from cloche.engine.executions.context import Context
 from cloche.engine.executions.history import export_notebook, read_history
 from cloche.engine.sandboxes.create import require_all_forks
+from cloche.engine.sandboxes.endings import CLIENT_DISCONNECTED
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Event
 from cloche.model import Limits, SandboxSpec, check_seconds
@@ -44,7 +45,7 @@ class NativeSandboxes:
         engine, spec = self._api.engine, await self._spec_from_request(message, principal.owner)
         sandbox = await create_unless_disconnected(request, engine, engine.create(spec))
         if has_client_disconnected(request):
-            await sandbox.kill("client disconnected")  # no client would ever know its id
+            await sandbox.kill(CLIENT_DISCONNECTED)  # no client would ever know its id
             raise ClientDisconnect
         return json_reply(sandbox.info, 201)
 
@@ -184,7 +185,7 @@ class NativeSnapshots:
         check_seconds("timeout_seconds", message.timeout_seconds)
         made = await require_all_forks(await handle.fork(message.count, seconds=message.timeout_seconds))
         if has_client_disconnected(request):
-            await asyncio.gather(*(each.kill("client disconnected") for each in made))
+            await asyncio.gather(*(each.kill(CLIENT_DISCONNECTED) for each in made))
             raise ClientDisconnect
         return json_reply([each.info for each in made], 201)
 

@@ -16,6 +16,7 @@ import msgspec
 
 from cloche import errors
 from cloche.engine.pauses.pause import SandboxSource
+from cloche.engine.sandboxes.endings import BUILD_ENDED
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Exited, Output
 from cloche.model import (
@@ -470,7 +471,7 @@ class TemplateBuilder:
 
     async def _end_build_sandbox(self, sandbox: Sandbox, snapshot: Snapshot | None) -> None:
         try:
-            await sandbox.kill("the build has ended")
+            await sandbox.kill(BUILD_ENDED)
         except BaseException:
             await self._discard_snapshot(snapshot)  # no record refers to it
             raise

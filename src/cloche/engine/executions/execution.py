@@ -16,7 +16,7 @@ from cloche.engine.executions import kernel
 from cloche.engine.executions.kernel import KernelClient
 from cloche.engine.executions.program_limits import FreezeCallback, OutputLimiter, PausableTimer, memory_of_text
 from cloche.engine.executions.tools import ToolOffer, ToolRounds, tool_call_bytes
-from cloche.engine.sandboxes.endings import KernelExit, out_of_memory_reason
+from cloche.engine.sandboxes.endings import KERNEL_NOT_KILLED, KernelExit, out_of_memory_reason
 from cloche.events import AnyEvent, Ended, EventQueue, Input, Output, Run, RunFold, Started, ToolsCalled
 from cloche.guest import wire
 from cloche.input_answers import NO_MORE_ANSWERS, InputSource, answer_failure_message, make_input_answers
@@ -493,7 +493,7 @@ class Execution:
             self.refuse_answer(answer_failure_message(error))
 
     def _abandon_cell(self) -> None:
-        self._context.abandon("a kernel of it could not be killed")
+        self._context.abandon(KERNEL_NOT_KILLED)
 
     def _timeout_reason(self) -> str:
         return f"the time limit of {self._timeout_seconds:g} s was reached"

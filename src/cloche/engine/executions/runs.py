@@ -22,6 +22,7 @@ from cloche import errors
 from cloche.config.sections import RunsConfig as Limits
 from cloche.engine.executions.execution import RUN_ID_LENGTH, Execution
 from cloche.engine.instance import Instance
+from cloche.engine.sandboxes.endings import LAST_RUN_ENDED
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import (
     EVENT_OVERHEAD_BYTES,
@@ -408,7 +409,7 @@ class DetachedRuns:
         finally:
             self._live.pop(id, None)
         if ends is not None:
-            await ends.kill("its last run ended")
+            await ends.kill(LAST_RUN_ENDED)
 
     async def _find_record(self, id: str, owner: str | None) -> RunRecord:
         found = await self._store.get(id, owner) if isinstance(id, str) and _RUN_ID.fullmatch(id) else None

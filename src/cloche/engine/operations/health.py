@@ -10,6 +10,7 @@ from typing import get_args
 
 from cloche import errors
 from cloche.engine.engine import Engine
+from cloche.engine.sandboxes.endings import CANARY_ENDED
 from cloche.model import SandboxSpec, Struct, User
 from cloche.telemetry import log
 
@@ -83,7 +84,7 @@ class Health:
         try:
             run = await sandbox.context().execute("6*7", timeout_seconds=CANARY_SECONDS, recorded=False).result()
         finally:
-            await sandbox.kill("the canary's end")
+            await sandbox.kill(CANARY_ENDED)
         if run.text != "42":
             raise CanaryFailed(f"a canary execution ended with {run.outcome}")
 

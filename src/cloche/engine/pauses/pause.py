@@ -18,7 +18,7 @@ from cloche.engine.instance import Instance
 from cloche.engine.pauses.images import SandboxImages
 from cloche.engine.pauses.snapshots import SnapshotRegistry
 from cloche.engine.sandboxes.deadline import WallClockWatch
-from cloche.engine.sandboxes.endings import not_running_error
+from cloche.engine.sandboxes.endings import PAUSED_TOO_LONG, not_running_error
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.engine.stores import Stores
 from cloche.model import GIB, MIB, SandboxSpec, Snapshot, new_id
@@ -270,7 +270,6 @@ MAX_RETRY_SECONDS = 600.0
 OVERTIME_SECONDS = 3600.0
 PAUSE_SWEEP_SECONDS = 3600.0
 MAX_FORKS = 20
-PAUSED_TOO_LONG = "it was paused for longer than this host keeps paused sandboxes"
 
 
 class SandboxSource(NamedTuple):

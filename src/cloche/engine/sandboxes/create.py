@@ -19,6 +19,7 @@ from cloche.engine.pauses.images import SandboxImages
 from cloche.engine.principal import current_principal
 from cloche.engine.quotas.capacity import ExecutionSlots, Slot
 from cloche.engine.quotas.quotas import QuotaLease
+from cloche.engine.sandboxes.endings import CLIENT_DISCONNECTED_EARLY, SIBLING_FAILED
 from cloche.engine.sandboxes.pool import ReadyCell, default_limits
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.isolation.base import CellMounts
@@ -80,7 +81,7 @@ async def launch_sandbox(sandbox: Sandbox, how: Launch | None) -> Sandbox:
     except errors.ClocheError as error:  # a working directory that was removed, say: the sandbox is there
         log.warning("sandbox.not_started", sandbox=sandbox.id, owner=sandbox.spec.owner, reason=error.code)
     except BaseException:
-        await sandbox.kill("client disconnected before the sandbox was ready")
+        await sandbox.kill(CLIENT_DISCONNECTED_EARLY)
         raise
     return sandbox
 
@@ -300,6 +301,6 @@ async def require_all_forks(made: Sequence[Sandbox | errors.ClocheError]) -> lis
     failures = [each for each in made if isinstance(each, errors.ClocheError)]
     forks = [each for each in made if isinstance(each, Sandbox)]
     if failures:
-        await asyncio.gather(*(each.kill("not all of its siblings could be made") for each in forks))
+        await asyncio.gather(*(each.kill(SIBLING_FAILED) for each in forks))
         raise failures[0]
     return forks

@@ -12,7 +12,22 @@ from cloche import errors
 from cloche.model import MIB, Limits, Struct
 from cloche.store.base import SandboxRecord
 
+# Why a sandbox ended, as its record, clients and the audit log have it. SHUT_DOWN_REASON and HOST_DIED_REASON are the
+# store's, in `store/base.py`.
 KILLED_BY_OWNER = "killed by its owner"  # unless the caller gives another reason
+DEADLINE_PASSED = "its deadline passed"
+PAUSED_TOO_LONG = "it was paused for longer than this host keeps paused sandboxes"
+CLIENT_DISCONNECTED = "client disconnected"
+CLIENT_DISCONNECTED_EARLY = "client disconnected before the sandbox was ready"
+SIBLING_FAILED = "not all of its siblings could be made"
+NETWORK_NOT_OPENED = "its network could not be opened"
+KERNEL_NOT_KILLED = "a kernel of it could not be killed"
+LAST_RUN_ENDED = "its last run ended"
+PROGRAM_ENDED = "its program has ended"
+BUILD_ENDED = "the build has ended"
+CANARY_ENDED = "the canary's end"
+CONTAINER_DELETED = "its container was deleted"
+KEY_REVOKED = "the key that it was made with was revoked"
 
 _GONE_ERRORS: dict[str, tuple[type[errors.Gone], str]] = {
     "expired": (errors.SandboxExpired, "timed out"),

@@ -9,6 +9,7 @@ import msgspec
 
 from cloche import errors
 from cloche.config.sections import NetworkConfig, PackagesConfig
+from cloche.engine.sandboxes.endings import NETWORK_NOT_OPENED
 from cloche.engine.sandboxes.network import network_environment
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec, Template
@@ -110,7 +111,7 @@ class Networks:
         try:
             await sandbox.network.open(self._ensure_egress(), sandbox=sandbox.id, owner=sandbox.spec.owner)
         except BaseException:
-            await sandbox.kill("its network could not be opened")
+            await sandbox.kill(NETWORK_NOT_OPENED)
             raise
 
     async def replace(self, sandbox: Sandbox, policy: NetworkPolicy) -> None:

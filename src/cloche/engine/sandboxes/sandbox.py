@@ -22,7 +22,7 @@ from cloche.engine.pauses.freeze import ProgramFreezer
 from cloche.engine.quotas.capacity import ExecutionSlots
 from cloche.engine.quotas.quotas import QuotaLease
 from cloche.engine.sandboxes.deadline import LifetimeTimer
-from cloche.engine.sandboxes.endings import KILLED_BY_OWNER, not_running_error
+from cloche.engine.sandboxes.endings import DEADLINE_PASSED, KILLED_BY_OWNER, not_running_error
 from cloche.engine.sandboxes.files import SandboxFiles
 from cloche.engine.sandboxes.health_port import HealthPort
 from cloche.engine.sandboxes.init_client import InitClient
@@ -358,7 +358,7 @@ class Sandbox:
         if self.spec.on_deadline == "pause" and self.ending is None:
             self._on_due(self)
         else:
-            self._end_sandbox("expired", "deadline", "its deadline passed")
+            self._end_sandbox("expired", "deadline", DEADLINE_PASSED)
 
     def _on_lost(self, why: str) -> None:
         self._end_sandbox("lost", "sandbox lost: its init died", f"its init died ({why})")
