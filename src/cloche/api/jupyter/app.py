@@ -67,8 +67,8 @@ class KernelRoutes:
 
     async def start(self, request: Request) -> Response:
         self._api.admit(request)
-        asked = await self._api.json_body(request, KernelRequest)
-        making = self._api.start_kernel(request, asked.name or DEFAULT_KERNEL, asked.env)
+        message = await self._api.json_body(request, KernelRequest)
+        making = self._api.start_kernel(request, message.name or DEFAULT_KERNEL, message.env)
         kernel = await create_unless_disconnected(request, self._api.engine, making)
         return json_reply(kernel_model(kernel), 201, {"location": f"{JUPYTER_PREFIX}/api/kernels/{kernel.id}"})
 

@@ -52,10 +52,10 @@ class ExecdContextRequest(Struct):
 
 def decode_code_request(body: bytes) -> ExecdCodeRequest:
     """Raises InvalidRequest."""
-    asked = _decode_object(body)
-    if not isinstance(asked.get("code"), str):
+    message = _decode_object(body)
+    if not isinstance(message.get("code"), str):
         raise errors.InvalidRequest("code: it must be a string")
-    where = asked.get("context")
+    where = message.get("context")
     if where is None:
         where = {}
     if not isinstance(where, dict):
@@ -63,16 +63,16 @@ def decode_code_request(body: bytes) -> ExecdCodeRequest:
     language, context = _optional_string_field(where, "language"), _optional_string_field(where, "id")
     if language is None and context is None:
         raise errors.InvalidRequest('context: it must say where, as {"language": "python"} or {"id": ".."}')
-    return ExecdCodeRequest(code=asked["code"], language=language and language.lower(), context=context)
+    return ExecdCodeRequest(code=message["code"], language=language and language.lower(), context=context)
 
 
 def decode_context_request(body: bytes) -> ExecdContextRequest:
     """Raises InvalidRequest."""
-    asked = _decode_object(body)
-    language = _optional_string_field(asked, "language")
+    message = _decode_object(body)
+    language = _optional_string_field(message, "language")
     if language is None:
         raise errors.InvalidRequest("language: it is missing; give one such as python")
-    return ExecdContextRequest(language=language.lower(), cwd=_optional_string_field(asked, "cwd"))
+    return ExecdContextRequest(language=language.lower(), cwd=_optional_string_field(message, "cwd"))
 
 
 def _decode_object(body: bytes) -> dict[str, Any]:
@@ -157,10 +157,10 @@ class CodePlane:
 
     async def run(self, request: Request) -> Response:
         sandbox, state = await self._plane.enter(request)
-        asked = await read_decoded(request, decode_code_request, MAX_CODE_REQUEST_BYTES)
-        context = _context_for_request(sandbox, asked)
+        message = await read_decoded(request, decode_code_request, MAX_CODE_REQUEST_BYTES)
+        context = _context_for_request(sandbox, message)
         state.use(context)
-        return execd_stream(_stream_execution_frames(context.execute(asked.code), context, state), sandbox)
+        return execd_stream(_stream_execution_frames(context.execute(message.code), context, state), sandbox)
 
     async def interrupt(self, request: Request) -> Response:
         sandbox, state = await self._plane.enter(request)
@@ -169,8 +169,8 @@ class CodePlane:
 
     async def create_context(self, request: Request) -> Response:
         sandbox, _ = await self._plane.enter(request)
-        asked = await read_decoded(request, decode_context_request, MAX_CODE_REQUEST_BYTES)
-        context = await sandbox.create_context(language=asked.language, cwd=asked.cwd)
+        message = await read_decoded(request, decode_context_request, MAX_CODE_REQUEST_BYTES)
+        context = await sandbox.create_context(language=message.language, cwd=message.cwd)
         return json_reply(encode_context(context))
 
     async def list_contexts(self, request: Request) -> Response:
@@ -213,11 +213,11 @@ async def _stream_execution_frames(
         state.leave(execution)
 
 
-def _context_for_request(sandbox: Sandbox, asked: ExecdCodeRequest) -> Context:
-    if asked.context is not None:
-        return sandbox.context(asked.context)
-    assert asked.language is not None
-    return sandbox.default_context(asked.language)
+def _context_for_request(sandbox: Sandbox, request: ExecdCodeRequest) -> Context:
+    if request.context is not None:
+        return sandbox.context(request.context)
+    assert request.language is not None
+    return sandbox.default_context(request.language)
 
 
 def _listed_contexts(sandbox: Sandbox, state: SandboxState, language: str | None) -> list[Context]:

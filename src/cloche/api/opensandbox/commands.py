@@ -174,22 +174,22 @@ class CommandPlane:
 
 
 async def _launch_command(
-    sandbox: Sandbox, state: SandboxState, asked: ExecdCommandBody, words: Sequence[str], log: str | None
+    sandbox: Sandbox, state: SandboxState, message: ExecdCommandBody, words: Sequence[str], log: str | None
 ) -> ExecdCommand:
-    env = {**await read_environment_file(sandbox), **(asked.envs or {})}
+    env = {**await read_environment_file(sandbox), **(message.envs or {})}
     job = await sandbox.commands.launch(
-        words, user=asked.user, env=env, cwd=asked.cwd or None, timeout_seconds=asked.timeout_seconds
+        words, user=message.user, env=env, cwd=message.cwd or None, timeout_seconds=message.timeout_seconds
     )
-    command = ExecdCommand(job, asked.shown, log)
+    command = ExecdCommand(job, message.shown, log)
     state.commands.add(command)
     return command
 
 
 async def _stream_command_frames(
-    sandbox: Sandbox, state: SandboxState, asked: ExecdCommandBody
+    sandbox: Sandbox, state: SandboxState, message: ExecdCommandBody
 ) -> AsyncGenerator[bytes, None]:
     """The frames of a command in the foreground. Closing the generator kills it."""
-    command = await _launch_command(sandbox, state, asked, asked.words, None)
+    command = await _launch_command(sandbox, state, message, message.words, None)
     streams: dict[Stream, LineFrames] = {"stdout": LineFrames("stdout"), "stderr": LineFrames("stderr")}
     try:
         async with command.job.listen() as listener:
@@ -207,11 +207,11 @@ async def _stream_command_frames(
 
 
 async def _stream_background_frames(
-    sandbox: Sandbox, state: SandboxState, asked: ExecdCommandBody
+    sandbox: Sandbox, state: SandboxState, message: ExecdCommandBody
 ) -> AsyncGenerator[bytes, None]:
     log = f"/tmp/.execd-{new_id('l')}.log"
-    words = (SHELL, "-c", _INTO_LOG, SHELL, log, *asked.words)
-    command = await _launch_command(sandbox, state, asked, words, log)
+    words = (SHELL, "-c", _INTO_LOG, SHELL, log, *message.words)
+    command = await _launch_command(sandbox, state, message, words, log)
     yield encode_init_frame(command.id)
     yield encode_frame(complete_fields(time.time() - command.started_at))
 

@@ -184,26 +184,26 @@ class ExecdFiles:
     async def list(self, path: str, depth: int) -> list[FileInfo]:
         return await self._files.list(resolve_home(path), depth=depth, user=self._identity.user)
 
-    async def write(self, path: str, content: AsyncIterator[bytes], asked: PermissionBody) -> None:
+    async def write(self, path: str, content: AsyncIterator[bytes], message: PermissionBody) -> None:
         await self._files.write(
             resolve_home(path),
             content,
             user=self._identity.user,
             owner=self._identity.owner,
-            mode=decode_mode(asked.mode),
+            mode=decode_mode(message.mode),
             in_place=True,  # an existing file keeps its owner
         )
-        await self._give_to(path, asked)
+        await self._give_to(path, message)
 
-    async def make_dir(self, path: str, asked: PermissionBody) -> None:
+    async def make_dir(self, path: str, message: PermissionBody) -> None:
         await self._files.make_dir(resolve_home(path), user=self._identity.user, owner=self._identity.owner)
-        await self.change(path, asked)
+        await self.change(path, message)
 
-    async def change(self, path: str, asked: PermissionBody) -> None:
-        mode = decode_mode(asked.mode)
+    async def change(self, path: str, message: PermissionBody) -> None:
+        mode = decode_mode(message.mode)
         if mode is not None:
             await self._files.change(resolve_home(path), mode=mode, user=self._identity.user)
-        await self._give_to(path, asked)
+        await self._give_to(path, message)
 
     async def move(self, source: str, target: str) -> None:
         """Raises FileExists: nothing is replaced."""
@@ -224,16 +224,16 @@ class ExecdFiles:
         with contextlib.suppress(errors.FileNotFound):
             await self._files.remove(resolve_home(path), user=self._identity.user)
 
-    async def replace(self, path: str, asked: ReplaceTextBody) -> int:
+    async def replace(self, path: str, message: ReplaceTextBody) -> int:
         """Replaces a text everywhere in a file. The number of places."""
-        if not asked.old:
+        if not message.old:
             raise errors.InvalidRequest("old content must not be empty")
         file = await self.open(path)
         if file.size_bytes > MAX_REPLACED_BYTES:
             file.close()
             raise errors.FileError(f"{path} has {file.size_bytes} bytes: {MAX_REPLACED_BYTES} can be replaced in")
         content = b"".join([chunk async for chunk in file.until_read(MAX_REPLACED_BYTES)])
-        old, new = asked.old.encode("utf-8", "surrogatepass"), asked.new.encode("utf-8", "surrogatepass")
+        old, new = message.old.encode("utf-8", "surrogatepass"), message.new.encode("utf-8", "surrogatepass")
         count = content.count(old)
         if content.count(old) * max(len(new) - len(old), 0) + len(content) > MAX_REPLACED_BYTES:
             raise errors.FileError(f"{path} would have more than {MAX_REPLACED_BYTES} bytes")
@@ -243,9 +243,9 @@ class ExecdFiles:
             )
         return count
 
-    async def _give_to(self, path: str, asked: PermissionBody) -> None:
-        uid = await self._accounts.id_of(asked.owner, "passwd")
-        gid = await self._accounts.id_of(asked.group, "group")
+    async def _give_to(self, path: str, message: PermissionBody) -> None:
+        uid = await self._accounts.id_of(message.owner, "passwd")
+        gid = await self._accounts.id_of(message.group, "group")
         if uid is not None or gid is not None:
             await self._files.change(resolve_home(path), uid=uid, gid=gid, user=self._identity.user)
 

@@ -39,10 +39,10 @@ class Lifecycle:
 
     async def create(self, request: Request) -> Response:
         owner = self._api.owner(request)
-        wanted = await self._api.decoded(request, wire.decode_create_request)
-        if wanted.snapshot:
-            await self._api.engine.snapshots.get(wanted.snapshot, owner)  # no template of that name will do
-        sandbox = await create_unless_disconnected(request, self._api.engine, self._create_sandbox(owner, wanted))
+        message = await self._api.decoded(request, wire.decode_create_request)
+        if message.snapshot:
+            await self._api.engine.snapshots.get(message.snapshot, owner)  # no template of that name will do
+        sandbox = await create_unless_disconnected(request, self._api.engine, self._create_sandbox(owner, message))
         return json_reply(wire.encode_created_sandbox(sandbox.info), 202)
 
     async def get(self, request: Request) -> Response:
@@ -96,38 +96,38 @@ class Lifecycle:
         token = self._api.states.token(sandbox.id, "execd" if port == wire.EXECD_PORT else "egress")
         return json_reply(wire.encode_endpoint(sandbox.id, port, token, place))
 
-    async def _create_sandbox(self, owner: str, wanted: wire.OpenSandboxCreateRequest) -> Sandbox:
-        asked = StoredCreateRequest(
-            image="" if wanted.snapshot else wanted.template,
-            snapshot=wanted.snapshot,
-            entrypoint=wanted.entrypoint,
-            extensions=wanted.extensions,
-            renew_seconds=wanted.renew_seconds,
+    async def _create_sandbox(self, owner: str, request: wire.OpenSandboxCreateRequest) -> Sandbox:
+        message = StoredCreateRequest(
+            image="" if request.snapshot else request.template,
+            snapshot=request.snapshot,
+            entrypoint=request.entrypoint,
+            extensions=request.extensions,
+            renew_seconds=request.renew_seconds,
         )
         spec = SandboxSpec(
-            template=wanted.template,
-            env={ENVIRONMENT_FILE_VARIABLE: ENVIRONMENT_FILE, **wanted.env},
-            metadata=wanted.metadata,
-            limits=await self._limits_for_request(owner, wanted),
-            lifetime_seconds=wanted.timeout_seconds,
-            network=self._network_for_request(wanted),
+            template=request.template,
+            env={ENVIRONMENT_FILE_VARIABLE: ENVIRONMENT_FILE, **request.env},
+            metadata=request.metadata,
+            limits=await self._limits_for_request(owner, request),
+            lifetime_seconds=request.timeout_seconds,
+            network=self._network_for_request(request),
             owner=owner,
-            notes=asked.notes,
+            notes=message.notes,
         )
         return await self._api.engine.create(spec)
 
-    def _network_for_request(self, wanted: wire.OpenSandboxCreateRequest) -> NetworkPolicy | None:
-        if wanted.network is not None or wanted.snapshot:
-            return wanted.network  # None: the snapshot's own
+    def _network_for_request(self, request: wire.OpenSandboxCreateRequest) -> NetworkPolicy | None:
+        if request.network is not None or request.snapshot:
+            return request.network  # None: the snapshot's own
         return default_policy_within(self._api.engine.networks.bound)
 
-    async def _limits_for_request(self, owner: str, wanted: wire.OpenSandboxCreateRequest) -> Limits:
-        return wire.apply_requested_limits(await self._api.engine.limits_of(wanted.template, owner), wanted.limits)
+    async def _limits_for_request(self, owner: str, request: wire.OpenSandboxCreateRequest) -> Limits:
+        return wire.apply_requested_limits(await self._api.engine.limits_of(request.template, owner), request.limits)
 
 
-def _sandbox_matches_query(info: SandboxInfo, asked: wire.OpenSandboxListQuery) -> bool:
+def _sandbox_matches_query(info: SandboxInfo, query: wire.OpenSandboxListQuery) -> bool:
     state = wire.SANDBOX_STATES[info.state]
-    return (not asked.states or state in asked.states) and asked.metadata.items() <= info.metadata.items()
+    return (not query.states or state in query.states) and query.metadata.items() <= info.metadata.items()
 
 
 # The lifecycle API's pause, resume and snapshots.
@@ -193,5 +193,5 @@ class PausesAndSnapshots:
         return Response(status_code=204)
 
 
-def _snapshot_matches_query(snapshot: Snapshot, asked: wire.OpenSandboxSnapshotQuery) -> bool:
-    return asked.name in (None, snapshot.name) and (not asked.states or wire.SNAPSHOT_READY in asked.states)
+def _snapshot_matches_query(snapshot: Snapshot, query: wire.OpenSandboxSnapshotQuery) -> bool:
+    return query.name in (None, snapshot.name) and (not query.states or wire.SNAPSHOT_READY in query.states)

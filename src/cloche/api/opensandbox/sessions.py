@@ -39,12 +39,12 @@ class RunInSessionBody(Struct):
     timeout: int | None = None  # milliseconds
 
 
-def session_script(asked: RunInSessionBody, env: dict[str, str]) -> str:
+def session_script(message: RunInSessionBody, env: dict[str, str]) -> str:
     """The command, after a change of the directory and new variables, which the session keeps."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
-    if asked.cwd:
-        lines.append(f"cd -- {shlex.quote(asked.cwd)}")
-    return "\n".join([*lines, asked.command])
+    if message.cwd:
+        lines.append(f"cd -- {shlex.quote(message.cwd)}")
+    return "\n".join([*lines, message.command])
 
 
 class SessionPlane:
