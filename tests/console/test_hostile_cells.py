@@ -7,7 +7,7 @@ import re
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conftest import wait_until
@@ -67,7 +67,7 @@ async function attempt(name, code) {
 </script>"""
 
 
-def show(notebook: Notebook, mime: str, content: str) -> Locator:
+def show(notebook: Notebook, mime: str, content: str | dict[str, Any]) -> Locator:
     """A cell that has displayed that."""
     cell = notebook.run(f"from IPython.display import display\ndisplay({{{mime!r}: {content!r}}}, raw=True)")
     cell.scroll_into_view_if_needed()
@@ -167,6 +167,54 @@ def test_a_script_in_svg_markdown_or_latex_has_no_rights_either(visiting: Visiti
     ]:
         notebook.shows(framed(show(notebook, mime, content)).locator("body"), "drawn")
     assert notebook.page.locator("script:not([src])").count() == 0
+    is_unharmed(notebook)
+
+
+REACH = "try { parent.reached = 1; top.reached = 1 } catch (e) {}"
+VEGA = "application/vnd.vegalite.v5+json"
+PLOTLY = "application/vnd.plotly.v1+json"
+
+
+def hostile_charts(outside: str) -> list[tuple[str, dict[str, Any]]]:
+    """Specs that load data, images and maps from outside, link to scripts, and carry markup."""
+    link, markup = f"javascript:{REACH}", f'drawn<img src="x:" onerror="{REACH}"><script>{REACH}</script>'
+    point = {"mark": {"type": "point", "href": link, "tooltip": {"content": "data"}}}
+    data = {"values": [{"a": 1, "url": f"{outside}/mark.png", "href": link, "text": markup}]}
+    encoding = {"x": {"field": "a", "type": "quantitative"}, "href": {"field": "href"}, "url": {"field": "url"}}
+    code = "constructor.constructor('top.reached = 1')()"
+    return [
+        (VEGA, {"title": "drawn", "data": data, **point, "encoding": {"x": encoding["x"], "href": encoding["href"]}}),
+        (VEGA, {"title": "drawn", "data": data, "mark": "image", "encoding": encoding}),
+        (VEGA, {"title": "drawn", "data": {"url": f"{outside}/data.json"}, **point, "encoding": {}}),
+        (VEGA, {"title": "drawn", "data": data, "transform": [{"calculate": code, "as": "b"}], "mark": "bar"}),
+        (VEGA, {"title": "drawn", "data": data, "mark": "bar", "usermeta": {"embedOptions": {"loader": outside}}}),
+        (
+            PLOTLY,
+            {
+                "data": [{"x": [1], "y": [1], "text": [f'<a href="{link}">{markup}</a>'], "mode": "text"}],
+                "layout": {
+                    "title": {"text": f'<a href="{link}">{markup}</a>'},
+                    "images": [{"source": f"{outside}/layer.png", "sizex": 1, "sizey": 1}],
+                },
+                "config": {"plotlyServerURL": outside, "showSendToCloud": True, "topojsonURL": f"{outside}/"},
+            },
+        ),
+        (PLOTLY, {"data": [{"type": "scattergeo", "lon": [1], "lat": [1]}], "layout": {"title": {"text": "drawn"}}}),
+    ]
+
+
+@pytest.mark.long
+def test_a_chart_loads_nothing_from_outside_and_has_no_rights(visiting: Visiting) -> None:
+    notebook = playing(visiting)
+    with socket.create_server(("127.0.0.1", 0)) as outside:
+        outside.setblocking(False)
+        for mime, spec in hostile_charts(f"http://127.0.0.1:{outside.getsockname()[1]}"):
+            cell = show(notebook, mime, spec)
+            framed(cell).locator("svg, canvas, .problem").first.wait_for(state="attached")
+            for link in framed(cell).locator("a").all()[:3]:
+                link.dispatch_event("click")
+        with pytest.raises(BlockingIOError):
+            outside.accept()
     is_unharmed(notebook)
 
 

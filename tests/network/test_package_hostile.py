@@ -280,6 +280,17 @@ async def test_a_malformed_page_is_harmless(index: IndexServer, door: IndexDoor,
     assert (await door.get(f"/pypi/files/demo/{WHEEL}")).content == b"wheel"
 
 
+@pytest.mark.parametrize("part", ["hashes", "zz"])
+async def test_a_page_of_masses_of_values_is_given_up(index: IndexServer, door: IndexDoor, part: str) -> None:
+    """As objects it would take a gibibyte, and the server's time."""
+    body = b'{"files":[{"filename":"a-1.tar.gz","url":"a","%s":[' % part.encode() + b"[]," * 600_000 + b"1]}]}"
+    index.told["/simple/strange/"] = Told(body, headers={"content-type": JSON})
+    assert (await door.get("/pypi/simple/strange/")).status_code == 502
+    versions = b'{"versions":{"1.0.0":{' + b",".join(b'"k%d":[]' % number for number in range(1_100_000)) + b"}}}"
+    index.told["/strange"] = Told(versions, headers={"content-type": "application/json"})
+    assert (await door.get("/npm/strange")).status_code == 502
+
+
 @pytest.mark.parametrize("body", [b"[" * 100_000, b"[]", b'{"versions": [1]}', b'{"versions": {"1.0.0": 5}}', b"no"])
 async def test_a_malformed_packument_is_harmless(index: IndexServer, door: IndexDoor, body: bytes) -> None:
     index.told["/strange"] = Told(body, headers={"content-type": "application/json"})

@@ -15,11 +15,13 @@ from cloche.egress.packages.files import FileReference
 from cloche.egress.packages.pypi import IndexPage, IndexPages
 from cloche.egress.packages.replies import DerivedMemory, NotInIndex, PackageThreads, UpstreamError
 from cloche.egress.packages.upstream import BadURL, IndexClient, gives_up_tls, join_url
+from cloche.json_text import JsonBounds, check_json
 
 ABBREVIATED = "application/vnd.npm.install-v1+json"
 ACCEPT_ABBREVIATED = f"{ABBREVIATED}; q=1.0, application/json; q=0.8, */*"
 ACCEPT_FULL = "application/json"
 MAX_VERSION = 256
+_PACKUMENT_BOUNDS = JsonBounds(values=3_000_000, plain_bytes=32 << 20)  # some list thousands of versions
 NPM_MEMORY_BYTES = 16 << 20  # of rendered packages, and as much of their versions
 VERSIONS_FACTOR = 3  # approximate memory of the versions, as a multiple of the package's length
 
@@ -116,8 +118,9 @@ def _check_packument(body: bytes, content_type: str, url: str) -> bytes:
 
 def _decode_packument(body: bytes) -> Packument:
     try:
+        check_json(body, _PACKUMENT_BOUNDS)
         return msgspec.json.decode(body, type=Packument)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError):
         raise UpstreamError("the registry did not answer with a package") from None
 
 

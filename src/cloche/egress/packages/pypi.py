@@ -32,6 +32,7 @@ from cloche.egress.packages.upstream import (
     join_url,
     url_origin,
 )
+from cloche.json_text import JsonBounds, check_json
 from cloche.structs import Struct
 
 # A project's page of a simple index (PEP 503, 629, 658, 691, 700): reads and writes HTML and JSON.
@@ -41,6 +42,7 @@ SIMPLE_HTML = "application/vnd.pypi.simple.v1+html"
 ACCEPT_SIMPLE = f"{SIMPLE_JSON}, {SIMPLE_HTML};q=0.2, text/html;q=0.1"
 MAX_HTML_BYTES = 16 << 20  # it is slow to read
 MAX_PAGE_FILES = 100_000
+_PAGE_BOUNDS = JsonBounds(values=1_000_000)  # the longest pages of PyPI have a third of that
 MAX_TEXT_LENGTH = 4096
 
 _PROJECT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,198}[A-Za-z0-9])?")
@@ -173,8 +175,9 @@ class _JSONPage(Struct):
 
 def _read_json(body: bytes) -> list[dict[str, Any]]:
     try:
+        check_json(body, _PAGE_BOUNDS)
         page = msgspec.json.decode(body, type=_JSONPage)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError):
         raise BadIndexPage("the index's page does not conform to PEP 691") from None
     found = []
     for file in page.files[:MAX_PAGE_FILES]:
