@@ -151,6 +151,22 @@ async def test_pending_writes_are_bounded_and_the_newest_stay(store: Path, hurry
         assert await words(db) == [str(number) for number in range(20, 30)]
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_store_that_was_removed_or_replaced_takes_nothing_that_would_be_lost(store: Path, replaced: bool):
+    async with opened(store) as db:
+        await db.do(keep("before"))
+        away = store.rename(store.with_name("away"))
+        if replaced:
+            store.write_bytes(away.read_bytes())
+        with pytest.raises(Unusable, match="was removed or replaced"):
+            await db.do(keep("lost"))
+        db.do_later(keep("held"))
+        assert db.failing
+        away.replace(store)
+    async with opened(store) as db:
+        assert await words(db) == ["before", "held"]
+
+
 async def test_a_read_only_store_is_said_and_used_again_when_it_can_be(store: Path, hurry: None):
     async with opened(store) as db:
         await db.do(keep("before"))

@@ -116,6 +116,7 @@ class Database:
         self._jobs: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
         self._scrubbing: asyncio.TimerHandle | None = None
         self._held = HeldWrites()  # writes that failed so far
         self.troubled = False  # another process has held the lock for too long, and no write has succeeded since
@@ -128,6 +129,7 @@ class Database:
         self._thread.start()
         try:
             self._connection = await self._run_in_thread(lambda: _open_connection(self._path))
+            self._identity = _identify_file(self._path)
         except (OSError, sqlite3.Error) as error:
             self._end_thread()
             raise _explain_error(self._path, error) from None
@@ -234,6 +236,7 @@ class Database:
         if self._held.is_due(RETRY_SECONDS):
             self._run_held()
         db = self._live_connection()
+        self._check_in_place()
         before = db.total_changes
         try:
             answer = work(db)
@@ -246,6 +249,12 @@ class Database:
             if self.troubled:
                 self._set_patience(db, patient=True)
         return answer
+
+    def _check_in_place(self) -> None:
+        """Raises Unusable where the file was removed or replaced: what is written to the old one would be lost."""
+        if _identify_file(self._path) != self._identity:
+            self._unusable_at = time.monotonic()
+            raise Unusable("the store cannot be used: its file was removed or replaced: start again", locked=False)
 
     def _explain_trouble(self, db: sqlite3.Connection, error: sqlite3.Error) -> sqlite3.Error:
         explained = explain_unusable(error)
@@ -308,6 +317,15 @@ def _settle_future(future: asyncio.Future[Any], error: BaseException | None, ans
         future.set_exception(error)
     else:
         future.set_result(answer)
+
+
+def _identify_file(path: Path) -> tuple[int, int] | None:
+    """What changes when another file takes its place; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _open_connection(path: Path) -> sqlite3.Connection:
