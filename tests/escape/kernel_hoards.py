@@ -44,6 +44,22 @@ BODIES = {
             for _ in range(150): sock.send(BLOCK[:60_000])
         except OSError: pass
 """,
+    "packet options of IPv6": """
+    packet_information = struct.pack("QII", 36, 41, 2) + bytes(24)
+    while len(held) < 4000:
+        sock = socket.socket(10, 2); held.append(sock)
+        try: sock.setsockopt(41, 6, packet_information * 1400)
+        except OSError: break
+""",
+    "keys of TCP's MD5": """
+    while len(held) < 3000:
+        sock = socket.socket(2, 1); held.append(sock)
+        try:
+            for key in range(250):
+                address = struct.pack("HH4B", 2, 0, 10, 0, key, 1) + bytes(120)
+                sock.setsockopt(6, 14, address + struct.pack("HHI", 0, 16, 0) + b"k" * 80)
+        except OSError: pass
+""",
     "unix streams": """
     while len(held) < 400:
         pair = socket.socketpair(); held.extend(pair)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300
 
 LIMITS = Limits(memory_bytes=160 * MIB, space_bytes=16 * MIB, processes=64, open_files=4096)
 BEYOND_BYTES = 64 * MIB
-QUICK = ("netlink dumps", "tcp", "udp")
+QUICK = ("netlink dumps", "tcp", "udp", "packet options of IPv6")
 TRIES = 3  # other programs of the host take and free memory, too
 CASES = [
     pytest.param(name, user, marks=[] if name in QUICK and user == "user" else pytest.mark.long)

@@ -230,6 +230,22 @@ def test_sockets_take_no_program(program: bytes, option: int, in_child) -> None:
     assert in_child(behind(program, call("setsockopt", -1, 1, option, 0, 0))) == -errno.ENOPROTOOPT
 
 
+SOCKET_HOARDS = [(41, 6), (41, 32), (41, 54), (41, 55), (41, 57), (41, 59), (6, 14), (6, 31), (6, 32), (6, 38)]
+
+
+@both
+@pytest.mark.parametrize(("level", "option"), SOCKET_HOARDS)
+def test_sockets_take_no_keys_and_no_headers(program: bytes, level: int, option: int, in_child) -> None:
+    """Memory that is charged to no cgroup, and a table of the whole host."""
+    assert in_child(behind(program, call("setsockopt", -1, level, option, 0, 0))) == -errno.ENOPROTOOPT
+
+
+@both
+@pytest.mark.parametrize(("level", "option"), [(41, 26), (6, 1), (6, 4), (1, 2), (1, 15), (0, 2)])
+def test_sockets_take_ordinary_options(program: bytes, level: int, option: int, in_child) -> None:
+    assert in_child(behind(program, call("setsockopt", -1, level, option, 0, 0))) == -errno.EBADF
+
+
 def test_a_cell_installs_no_filter_of_its_own(in_child) -> None:
     """As programs of sockets; and each child that installs one adds to those of its parent."""
     assert in_child(behind(CELL, call("seccomp", 1, 0, 0))) == -errno.EINVAL
