@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -24,3 +24,16 @@ class TaskSet(set["asyncio.Task[Any]"]):
         self.add(task)
         task.add_done_callback(self.discard)
         return task
+
+
+async def run_until_first_ends(*halves: Awaitable[None]) -> None:
+    """Runs all halves until the first one ends, and raises its error."""
+    tasks = [asyncio.ensure_future(half) for half in halves]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

@@ -140,6 +140,8 @@ VALUES = {
     "bench": ["--quick", "--no-peer"],
     "completion": ["bash"],
     "doctor": ["--deep"],
+    "kernel install": ["--prefix", "."],
+    "kernel remove": ["--prefix", "word"],
     "quota set": ["alice", "--sandboxes", "1"],
     "quota reset": ["alice"],
     "owner erase": ["alice", "--yes"],

@@ -28,6 +28,7 @@ COMMAND_GROUPS = {
         "attach": "Show the output of a detached run.",
         "shell": "Open a prompt, Python or bash, in a sandbox.",
         "chat": "Chat with a model that can run code, in the terminal.",
+        "kernel": "Install a kernel for Jupyter's programs on this machine.",
     },
     "Serve": {
         "serve": "Serve sandboxes over HTTP: E2B, OpenAI, LibreChat, MCP and more.",

@@ -1,4 +1,4 @@
-"""The session of `cloche chat`, after its command line is parsed, and the server that it talks to.
+"""The session of `cloche chat`, after its command line is parsed.
 
 A lazy-import border: `cloche chat --help` loads none of it.
 """
@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx2
-import msgspec
 
 from cloche import errors
 from cloche.cli.chat_screen import ChatConversation, ChatScreen, FileCitation, SavedFiles, safe_text
-from cloche.cli.control import control_sockets, open_client
+from cloche.cli.control import open_client
+from cloche.cli.own_server import find_server
 from cloche.cli.session import ENDING_SIGNALS
 from cloche.cli.shell_session import raise_system_exit, read_typed_line, readline_history
 from cloche.cli.terminal import STDERR, STDOUT, print_message, write_all
-from cloche.config import Config, PoolConfig, refuse_local_networks, refuse_local_upstreams
+from cloche.config import Config
 
 ANSWERED, FAILED = 0, 1
 CHAT_HELP = """\
@@ -168,50 +168,8 @@ class ChatSession:
             print_message(f"saved {path}")
 
 
-# --- The server of `cloche chat`: the running one, else its own, in a thread, on a private socket.
-
-PRIVATE_SOCKET_NAME = "chat.sock"
-
-
 @contextlib.contextmanager
 def connect_to_server(config: Config, *, alone: bool = False) -> Iterator[httpx2.Client]:
-    """A client of a server. Raises InvalidConfig, and the errors of starting one."""
-    found = [] if alone else control_sockets(config)
-    if found:
-        with open_client(found[0]) as client:
-            yield client
-        return
-    refuse_local_upstreams(config.origins)
-    refuse_local_networks(config.origins)
-    with _start_own_server(config) as socket, open_client(socket) as client:
+    """A client of a server. Raises as `find_server` does."""
+    with find_server(config, alone=alone) as socket, open_client(socket) as client:
         yield client
-
-
-@contextlib.contextmanager
-def _start_own_server(config: Config) -> Iterator[Path]:
-    """The control socket of a new server for this process alone."""
-    from cloche.api.auth import Gatekeeper  # here, and below: with a server, none of this is needed
-    from cloche.app import LOCAL_ADMIN
-    from cloche.cli.hosting import host_server, silence_uvicorn
-    from cloche.sdk.loop_thread import LoopThread
-    from cloche.store.database import Database
-    from cloche.store.keys import StoredKeys
-
-    silence_uvicorn()
-    alone = msgspec.structs.replace(config, pool=PoolConfig(ready=0))  # one sandbox: none need wait in advance
-    keys = StoredKeys(Database(Path(config.data_dir) / "store.sqlite3"))
-    stack = contextlib.AsyncExitStack()
-
-    async def open_() -> Path:
-        await stack.enter_async_context(keys)
-        host = await stack.enter_async_context(
-            host_server(alone, keys, Gatekeeper(keys, LOCAL_ADMIN), private=PRIVATE_SOCKET_NAME)
-        )
-        return host.control
-
-    thread = LoopThread("cloche-chat", "the chat has ended")
-    try:
-        yield thread.call(open_)
-    finally:
-        thread.call(stack.aclose)
-        thread.stop()

@@ -42,7 +42,7 @@ from cloche.api.jupyter.messages import (
     make_message,
 )
 from cloche.engine.executions.history import read_history
-from cloche.tasks import TaskSet
+from cloche.tasks import TaskSet, run_until_first_ends
 from cloche.telemetry import log
 
 SEND_SECONDS = 60.0  # a client that takes nothing for so long is disconnected: others wait for it
@@ -96,16 +96,13 @@ class KernelConnection:
         """Serves the client until it, or the kernel, has left."""
         await self._socket.accept(subprotocol=V1_PROTOCOL if self._v1 else None)
         self._kernel.join(self.deliver)
-        halves = [asyncio.ensure_future(each) for each in (self._receive_all(), self._renew(), self._wait_ended())]
         try:
-            done, _ = await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
-            for half in done:
-                half.result()
+            await run_until_first_ends(self._receive_all(), self._renew(), self._wait_ended())
         finally:
             self._kernel.leave(self.deliver)
-            for task in (*halves, *self._asides):
+            for task in self._asides:
                 task.cancel()
-            await asyncio.wait((*halves, *self._asides))
+            await asyncio.gather(*self._asides, return_exceptions=True)
         await self._socket.close(_CLOSED_NORMALLY)
 
     async def deliver(self, message: KernelMessage) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -101,7 +102,7 @@ def decode_binary_message(data: bytes, *, v1: bool) -> ClientMessage:
     """A binary frame: of the subprotocol, or of the old format for messages with buffers. Raises InvalidRequest."""
     if not v1:
         return decode_text_message(_first_part(data))
-    parts = _split_v1(data)
+    parts = split_v1(data)
     try:
         channel = parts[0].decode()
     except UnicodeDecodeError:
@@ -122,8 +123,8 @@ def _decode(raw: str | bytes, kind: Any) -> Any:
         raise errors.InvalidRequest(f"this is no message of Jupyter's protocol: {error}") from None
 
 
-def _split_v1(data: bytes) -> list[bytes]:
-    """The channel, the four parts of a message, and perhaps buffers."""
+def split_v1(data: bytes) -> list[bytes]:
+    """The channel, the four parts of a message, and perhaps buffers. Raises InvalidRequest."""
     words = memoryview(data)
     count = int.from_bytes(words[:_WORD_BYTES], "little")
     if not 6 <= count <= MAX_OFFSETS or len(data) < _WORD_BYTES * (count + 1):
@@ -188,7 +189,11 @@ def encode_text_message(message: KernelMessage) -> bytes:
 
 
 def encode_v1_message(message: KernelMessage) -> bytes:
-    parts = (message.channel.encode(), message.header, message.parent, _EMPTY_BYTES, message.content)
+    return join_v1((message.channel.encode(), message.header, message.parent, _EMPTY_BYTES, message.content))
+
+
+def join_v1(parts: Sequence[bytes]) -> bytes:
+    """The binary frame of a channel's name, the four parts of a message, and perhaps buffers."""
     at = _WORD_BYTES * (len(parts) + 2)
     offsets = [at]
     for part in parts:

@@ -28,6 +28,7 @@ from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Event, Exited, Output
 from cloche.model import ToolResult
 from cloche.protocol import requests, responses
+from cloche.tasks import run_until_first_ends
 from cloche.telemetry import log
 
 SocketHandler = Callable[[WebSocket, Sandbox], Awaitable[None]]
@@ -99,19 +100,6 @@ async def _receive_first_message(socket: WebSocket, kind: Any, what: str) -> Any
     return message
 
 
-async def _run_until_first_ends(*halves: Awaitable[None]) -> None:
-    """Runs all halves until the first one ends, and raises its error."""
-    tasks = [asyncio.ensure_future(half) for half in halves]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
 # --- executions
 
 
@@ -127,7 +115,7 @@ async def execute(socket: WebSocket, sandbox: Sandbox) -> None:
     ):
         return
     async with contextlib.aclosing(execution):
-        await _run_until_first_ends(
+        await run_until_first_ends(
             _send_execution_events(socket, execution), _handle_execution_messages(socket, execution)
         )
 
@@ -200,7 +188,7 @@ async def _attach_socket_to_program(socket: WebSocket, program: SandboxProgram, 
         else _send_job_events(socket, program, raw)
     )
     async with open_stdin_queue(program) as stdin:
-        await _run_until_first_ends(telling, _handle_process_messages(socket, program, stdin))
+        await run_until_first_ends(telling, _handle_process_messages(socket, program, stdin))
 
 
 async def _send_process_events(socket: WebSocket, program: SandboxProcess) -> None:
