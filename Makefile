@@ -143,6 +143,12 @@ e2b-network: setup ## Run E2B's own tests of a sandbox's network, as root, in a 
 	$(BIN)/python tools/e2b_world.py --port 8140 $(BIN)/python tools/e2b_suite.py --e2b-repo "$(E2B_REPO)" --suites S3 S4 --port 8140 --files network internet_access internetAccess host
 	$(BIN)/python tools/e2b_world.py --port 8140 $(BIN)/python tools/e2b_suite.py --e2b-repo "$(E2B_REPO)" --suites S3 S4 --port 8140 --files test_create lifecycle sandbox/snapshot --match http
 
+.PHONY: opensandbox-suite
+opensandbox-suite: setup ## Run OpenSandbox's own end-to-end tests, as root, in a little internet: OPENSANDBOX_REPO=checkout of OpenSandbox
+	@test -n "$(OPENSANDBOX_REPO)" || { echo "make opensandbox-suite OPENSANDBOX_REPO=path/to/OpenSandbox" >&2; exit 1; }
+	$(BIN)/python tools/opensandbox_suite.py --repo "$(OPENSANDBOX_REPO)" $(if $(SUITES),--suites $(SUITES)) --prepare
+	$(BIN)/python tools/e2b_world.py --port 8142 $(BIN)/python tools/opensandbox_suite.py --repo "$(OPENSANDBOX_REPO)" --port 8142 $(if $(SUITES),--suites $(SUITES)) $(if $(MATCH),--match "$(MATCH)")
+
 .PHONY: litellm-test
 litellm-test: setup litellm-env ## Try LiteLLM with Cloche: as a client, an upstream, a proxy in front, an interceptor
 	$(BIN)/pytest tests/openai/test_litellm.py $(PYTEST_FLAGS)

@@ -75,7 +75,7 @@ def main() -> None:
             continue
         offline = _offline(suite, asked)
         with _server(asked) as environment:
-            outcome = _run(suite, environment)
+            outcome = run_suite(suite, environment)
         lines += _told(suite.name, outcome, offline)
         (asked.work / f"{suite.name}.failed").write_text("".join(f"{each}\n" for each in sorted(outcome.failed)))
     print("\n".join(lines))
@@ -100,12 +100,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def _code_interpreter_python(asked: argparse.Namespace) -> Suite:
-    python = _python_environment(asked.work / "released", RELEASED)
+    python = make_python_environment(asked.work / "released", [*RELEASED, *PYTEST])
     return _pytest("S1", python, asked.ci_repo / "python", asked, ["tests"])
 
 
 def _python_sdk(asked: argparse.Namespace) -> Suite:
-    python = _python_environment(asked.work / "same-commit", SAME_COMMIT)
+    python = make_python_environment(asked.work / "same-commit", [*SAME_COMMIT, *PYTEST])
     directory, paths = asked.e2b_repo / "packages/python-sdk", ["tests/sync", "tests/async", "tests/shared/git"]
     return _pytest("S3", python, directory, asked, _chosen(directory, paths, asked.files))
 
@@ -148,12 +148,12 @@ def _vitest(name: str, directory: Path, asked: argparse.Namespace) -> Suite:
 SUITES = {"S1": _code_interpreter_python, "S2": _code_interpreter_js, "S3": _python_sdk, "S4": _js_sdk}
 
 
-def _python_environment(directory: Path, packages: list[str]) -> Path:
+def make_python_environment(directory: Path, packages: list[str]) -> Path:
     python = directory.resolve() / "bin/python"
     if not python.exists():
         uv = str(BIN / "uv")
         subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, directory], check=True)
-        subprocess.run([uv, "pip", "install", "--quiet", "--python", python, *packages, *PYTEST], check=True)
+        subprocess.run([uv, "pip", "install", "--quiet", "--python", python, *packages], check=True)
     return python
 
 
@@ -179,12 +179,12 @@ def _offline(suite: Suite, asked: argparse.Namespace) -> set[str]:
     if not kept.exists():
         if asked.match or asked.files:
             return set()
-        outcome = _run(suite, _environment(f"http://127.0.0.1:{_free_port()}", "e2b_" + "0" * 40))
+        outcome = run_suite(suite, _environment(f"http://127.0.0.1:{free_port()}", "e2b_" + "0" * 40))
         kept.write_text(json.dumps(sorted(outcome.passed)))
     return set(json.loads(kept.read_text()))
 
 
-def _run(suite: Suite, environment: dict[str, str]) -> Outcome:
+def run_suite(suite: Suite, environment: dict[str, str]) -> Outcome:
     suite.report.unlink(missing_ok=True)
     subprocess.run(suite.command, cwd=suite.directory, env=environment)  # its exit status says only that some failed
     outcome = Outcome(set(), set(), set())
@@ -216,12 +216,18 @@ def _server(asked: argparse.Namespace) -> Iterator[dict[str, str]]:
         yield _environment(asked.url, os.environ["CLOCHE_API_KEY"])
         return
     key = "e2b_" + secrets.token_hex(20)
-    command = [str(BIN / "cloche"), "serve", "--port", str(asked.port or _free_port())]
+    with serve(key, asked.port or free_port()) as url:
+        yield _environment(url, key)
+
+
+@contextmanager
+def serve(key: str, port: int) -> Iterator[str]:
+    """The address of a `cloche serve` with that key, which ends with the block."""
+    command = [str(BIN / "cloche"), "serve", "--port", str(port)]
     process = subprocess.Popen(command, env={**os.environ, "CLOCHE_API_KEY": key}, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        url = next(line.split()[1] for line in process.stdout if line.startswith("ready "))
-        yield _environment(url, key)
+        yield next(line.split()[1] for line in process.stdout if line.startswith("ready "))
     finally:
         process.terminate()
         process.wait(60)
@@ -239,7 +245,7 @@ def _environment(url: str, key: str) -> dict[str, str]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

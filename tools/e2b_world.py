@@ -1,10 +1,11 @@
-"""Runs a command in a little internet of its own, for E2B's tests of a sandbox's network, which want the real one.
+"""Runs a command in a little internet of its own, for others' tests of a sandbox's network, which want the real one.
 
     sudo python tools/e2b_world.py --port 8140 COMMAND ...
 
-It is a network namespace with nothing but loopback, where 1.1.1.1, 8.8.8.8 and connectivitycheck.gstatic.com are
-servers of this program's, over TLS, that answer as those do; names below cloche.test lead, over TLS, to a
-`cloche serve` on that port. The command finds in its environment whom to trust, and a configuration for that server.
+It is a network namespace with nothing but loopback, where 1.1.1.1, 8.8.8.8, connectivitycheck.gstatic.com, pypi.org and
+www.github.com are servers of this program's, over TLS, that answer as those do; names below cloche.test lead, over TLS,
+to a `cloche serve` on that port. The command finds in its environment whom to trust, and a configuration for that
+server.
 Needs root, `ip`, `unshare` and `mount`; nothing of it is left when the command has ended.
 """
 
@@ -29,11 +30,17 @@ from cryptography.x509.oid import NameOID
 
 DOMAIN = "cloche.test"
 CONNECTIVITY = "connectivitycheck.gstatic.com"
-ADDRESSES = {CONNECTIVITY: "142.250.74.35", DOMAIN: "203.0.113.7"}  # public ones: others are refused to sandboxes
+PLAIN = {"pypi.org": "151.101.0.223", "www.github.com": "140.82.112.3"}  # as OpenSandbox's tests ask for them
+ADDRESSES = {
+    CONNECTIVITY: "142.250.74.35",
+    DOMAIN: "203.0.113.7",
+    **PLAIN,
+}  # public ones: others are refused to sandboxes
 ANSWERS = {
     "1.1.1.1": "301 Moved Permanently\r\nLocation: https://one.one.one.one/",
     "8.8.8.8": "302 Found\r\nLocation: https://dns.google/",
     ADDRESSES[CONNECTIVITY]: "204 No Content",
+    **dict.fromkeys(PLAIN.values(), "200 OK"),
 }
 NAME_SERVER = "127.0.0.53"
 INSIDE = "E2B_WORLD_INSIDE"
@@ -157,7 +164,7 @@ def _certificate(
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     signing_key, issuer = (key, subject) if signer is None else (signer[0], signer[1].subject)
-    names = [x509.DNSName(each) for each in (CONNECTIVITY, f"*.{DOMAIN}")]
+    names = [x509.DNSName(each) for each in (CONNECTIVITY, *PLAIN, f"*.{DOMAIN}")]
     addresses = [x509.IPAddress(ipaddress.ip_address(each)) for each in ANSWERS]
     now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
     builder = (

@@ -226,6 +226,20 @@ async def test_forks_and_a_pause_of_any_kind_keep_it(opening: Opening, small: Co
         await cleared(engine)
 
 
+async def test_a_directory_of_one_read_only_stays_so_in_forks_and_after_a_pause(opening: Opening, small: Config):
+    async with opening(small) as engine:
+        await engine.volumes.create("v", ME)
+        whole = await engine.create(SandboxSpec(volumes={"/mnt/v": "v"}))
+        await said(whole, "mkdir -p /mnt/v/a/b && echo inside > /mnt/v/a/b/f && echo outside > /mnt/v/f")
+        part = await engine.create(SandboxSpec(volumes={"/mnt/w": "v/a/b:ro"}))
+        await engine.pause(part.id, ME, memory=False)
+        for box in (await engine.resume(part.id, ME), *await engine.fork(part.id, ME)):
+            assert isinstance(box, Sandbox)
+            assert await said(box, "cat /mnt/w/f; touch /mnt/w/g") == (
+                "inside\ntouch: cannot touch '/mnt/w/g': Read-only file system\n"
+            )
+
+
 async def test_many_sandboxes_use_one_at_once(opening: Opening, small: Config):
     async with opening(small) as engine:
         await engine.volumes.create("v", ME)

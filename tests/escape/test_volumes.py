@@ -43,6 +43,32 @@ async def other(engine, volume):
     await made.kill()
 
 
+async def test_a_directory_of_a_volume_is_no_way_out_of_it(engine, one, volume):
+    await one.commands.run(
+        "ln -s / /mnt/v/root; mkdir -p /mnt/v/in; ln -s ../.. /mnt/v/in/up; touch /mnt/v/file", user="root"
+    )
+    for place in ("root", "root/etc", "in/up", "in/up/etc", "file", "never", "in/never"):
+        with pytest.raises(errors.Unavailable):
+            await engine.create(SandboxSpec(volumes={"/mnt/w": f"{volume.name}/{place}"}))
+    for place in ("..", "in/..", ".", "in//in", "/in"):
+        with pytest.raises(errors.InvalidRequest):
+            await engine.create(SandboxSpec(volumes={"/mnt/w": f"{volume.name}/{place}"}))
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+async def test_a_read_only_volume_cannot_be_written(engine, one, volume, user):
+    await one.commands.run("mkdir -p /mnt/v/in && echo kept > /mnt/v/in/f && chmod -R 777 /mnt/v/in")
+    box = await engine.create(SandboxSpec(volumes={"/mnt/w": f"{volume.name}/in:ro"}))
+    tries = ("echo x > /mnt/w/f", "rm /mnt/w/f", "touch /mnt/w/g", "chmod 600 /mnt/w/f", "mount -o remount,bind,rw /mnt/w", "mkdir /mnt/w/d", "mv /mnt/w/f /mnt/w/g", "ls /mnt/w/../v")  # fmt: skip
+    for each in tries:
+        assert (await box.commands.run(each, user=user)).exit_code != 0, each
+    for path in ("/mnt/w/f", "/mnt/w/g"):
+        with pytest.raises(errors.FileError):
+            await box.files.write(path, b"x", user=user)
+    assert (await box.commands.run("cat /mnt/w/f; ls /mnt/w", user=user)).stdout == "kept\nf\n"
+    await box.kill()
+
+
 @pytest.mark.parametrize("user", ["user", "root"])
 async def test_nothing_about_the_mount_can_be_changed(one, user):
     tries = (

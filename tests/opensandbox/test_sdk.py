@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
+import httpx
 import pytest
 from code_interpreter import CodeInterpreterSync
 from opensandbox import SandboxSync
@@ -20,6 +22,7 @@ from opensandbox.models.filesystem import (
     SetPermissionEntry,
     WriteEntry,
 )
+from opensandbox.models.sandboxes import PVC, Host, Volume
 from tests.conftest import RunningServer
 
 
@@ -134,3 +137,72 @@ def test_code_runs_in_contexts(box: SandboxSync):
     assert interpreter.codes.run("a * 7", context=context).result[0].text == "42"
     assert interpreter.codes.run("a", language="python").error.name == "NameError"
     assert 0 < box.get_metrics().memory_used_in_mib <= box.get_metrics().memory_total_in_mib
+
+
+def test_volumes_are_shared_read_only_and_in_part(
+    connection: ConnectionConfigSync, box: SandboxSync, server: RunningServer
+):
+    name = f"claim-{box.id}"
+
+    def create(path: str, **other: Any) -> SandboxSync:
+        volume = Volume(name="data", mountPath=path, **{"pvc": PVC(claimName=name), **other})
+        return SandboxSync.create("python:3.12", connection_config=connection, volumes=[volume])
+
+    with create("/mnt/data-set") as writer, create("/tmp/a/set", readOnly=True) as reader:
+        writer.files.write_file("/mnt/data-set/in/f.txt", "shared")
+        assert reader.files.read_file("/tmp/a/set/in/f.txt") == "shared"
+        assert reader.commands.run("touch /tmp/a/set/g").exit_code == 1
+        with create("/mnt/part", subPath="in") as part:
+            assert text(part.commands.run("ls /mnt/part").logs.stdout) == ["f.txt"]
+            part.kill()
+        host = Host(path=f"/etc/{box.id}")  # names a volume: nothing of the server's own
+        with create("/mnt/etc", pvc=None, host=host) as other:
+            assert text(other.commands.run("ls /mnt/etc").logs.stdout) == []
+            other.kill()
+        writer.kill()
+        reader.kill()
+    http = httpx.Client(base_url=server.url + "/api/v1", headers={"X-API-Key": server.key}, timeout=60)
+    made = [each["name"] for each in http.get("/volumes").json() if box.id in each["name"]]
+    assert [http.delete(f"/volumes/{each}").status_code for each in made] == [204, 204]
+
+
+def test_a_program_on_a_port_is_reached_with_the_endpoints_token(connection: ConnectionConfigSync, box: SandboxSync):
+    box.files.write_file("/tmp/www/a b.txt", "served")
+    serving = "cd /tmp/www && exec python3 -m http.server 8123"
+    box.commands.run(serving, opts=RunCommandOpts(background=True))
+    endpoint = box.get_endpoint(8123)
+    url = f"http://{endpoint.endpoint}/a%20b.txt"
+    deadline = time.monotonic() + 30
+    while (answer := httpx.get(url, headers=endpoint.headers)).status_code == 502 and time.monotonic() < deadline:
+        assert answer.json()["code"] == "SANDBOX::PORT_NOT_OPEN"
+    assert (answer.status_code, answer.text) == (200, "served")
+    assert httpx.get(url).status_code == 401
+    other = f"http://{box.get_endpoint(8124).endpoint}/"
+    signed = box.get_signed_endpoint(8123, int(time.time()) + 60)
+    assert httpx.get(url, headers=signed.headers).text == "served"
+    assert httpx.get(other, headers=signed.headers).status_code == 401
+    (header, token), *_ = signed.headers.items()
+    late = {header: f"{int(time.time()) + 9000}.{token.partition('.')[2]}"}
+    assert httpx.get(url, headers=late).status_code == 401
+
+
+def test_an_entrypoint_runs_and_templates_and_events_are_listed(
+    connection: ConnectionConfigSync, server: RunningServer
+):
+    entrypoint = ["/bin/sh", "-c", "echo $A > /tmp/begun; sleep 600"]
+    made = SandboxSync.create(
+        "any", extensions={"poolRef": "python"}, entrypoint=entrypoint, env={"A": "1"}, connection_config=connection
+    )
+    with made as box:
+        deadline = time.monotonic() + 30
+        while not text(box.commands.run("cat /tmp/begun").logs.stdout) and time.monotonic() < deadline:
+            pass
+        assert text(box.commands.run("cat /tmp/begun").logs.stdout) == ["1"]
+        assert box.get_info().entrypoint == entrypoint
+        box.kill()
+    http = httpx.Client(base_url=server.url + "/opensandbox/v1", headers={"OPEN-SANDBOX-API-KEY": server.key})
+    assert "python" in [each["templateId"] for each in http.get("/templates").json()["items"]]
+    assert http.get("/templates/python").json()["status"] == {"phase": "Succeeded"}
+    events = http.get(f"/sandboxes/{box.id}/diagnostics/events", params={"scope": "all"}).json()["content"]
+    assert [line.split()[1] for line in events.splitlines()] == ["created", "ended:"]
+    assert http.get("/health").json() == {"status": "healthy"}

@@ -211,7 +211,7 @@ class Belongings:
             "networkPolicy": {"defaultAction": "deny", "egress": [{"action": "allow", "target": "api.example.com"}]},
         }
         ids["cell"] = make("POST", "/opensandbox/v1/sandboxes", asked)["id"]
-        for name, port in {"execd_token": 44772, "egress_token": 18080}.items():
+        for name, port in {"execd_token": 44772, "egress_token": 18080, "port_token": 8000}.items():
             told = make("GET", f"/opensandbox/v1/sandboxes/{ids['cell']}/endpoints/{port}")
             ids[name] = next(iter(told["headers"].values()))
             header = next(iter(told["headers"]))

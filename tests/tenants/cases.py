@@ -235,11 +235,19 @@ CASES: dict[str, dict[str, list[Case]]] = {
         "POST /sandboxes": _cases(
             *({"snapshotId": f"<{kind}>", "timeout": 60, "resourceLimits": {}} for kind in SNAPSHOTS),
             *({"image": {"uri": f"<{kind}>"}, "timeout": 60, "resourceLimits": {}} for kind in TEMPLATES),
+            {"image": {"uri": "python"}, "timeout": 60, "extensions": {"poolRef": "<template>"}},
+            {
+                "image": {"uri": "python"},
+                "timeout": 60,
+                "volumes": [{"mountPath": "/mnt/v", "pvc": {"claimName": "<volume>", "createIfNotExists": False}}],
+            },
         ),
         "POST /sandboxes/{id}/renew-expiration": _cases({"expiresAt": "2999-01-01T00:00:00Z"}),
         "POST /sandboxes/{id}/pause": _EMPTY,
         "POST /sandboxes/{id}/resume": _EMPTY,
         "POST /sandboxes/{id}/snapshots": _EMPTY,
+        "GET /sandboxes/{id}/diagnostics/events": _cases(Case(query="scope=all")),
+        "GET /sandboxes/{id}/diagnostics/logs": _cases(Case(query="scope=all")),
         "GET /snapshots": _cases(*(Case(query=f"sandboxId=<{kind}>") for kind in SANDBOXES)),
         "POST /sandboxes/{id}/proxy/44772/code": _cases({"code": "1"}, {"code": "1", "context": {"id": "<context>"}}),
         "DELETE /sandboxes/{id}/proxy/44772/code": _cases(Case(query="id=<context>")),
@@ -371,6 +379,8 @@ LISTS = frozenset(
     v1 GET /v1/chat/completions
     opensandbox GET /sandboxes
     opensandbox GET /snapshots
+    opensandbox GET /templates
+    opensandbox GET /health
     jupyter GET /api/kernels
     jupyter GET /api/status
     jupyter GET /api/me
@@ -390,6 +400,7 @@ NOTHING_FOREIGN = frozenset(
     api GET /api/v1/openapi.json
     api POST /api/v1/volumes
     e2b POST /volumes
+    opensandbox POST /metrics/events
     e2b POST /v3/templates
     e2b POST /templates
     e2b POST /v2/templates

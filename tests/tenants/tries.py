@@ -22,6 +22,11 @@ from tests.tenants.cases import (
 from tests.tenants.routes import ANY, WEBSOCKET, Known
 
 HELD = "<their access_token>"
+_TOKEN_HEADERS = {
+    "X-EXECD-ACCESS-TOKEN": "execd_token",
+    "OPENSANDBOX-EGRESS-AUTH": "egress_token",
+    "OpenSandbox-Secure-Access": "port_token",
+}
 
 _PARAM = re.compile(r"\{(\w+)(?::\w+)?\}")
 
@@ -81,6 +86,7 @@ _FILLINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "port": (),
         "/snapshots/{ref": SNAPSHOTS,
         "context": ("context",),
+        "template": ("template", "template_name"),
         "command": ("command",),
         "session": ("bash_session",),
         "name": ("credential",),
@@ -89,7 +95,7 @@ _FILLINGS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 PREFIXES = {"opensandbox": "/opensandbox/v1", "librechat": "/librechat/v1", "e2b": "/e2b", "jupyter": "/jupyter"}
-_LITERALS = {"port": "44772", "kind": "credentials", "uid": "0", "gid": "0"}
+_LITERALS = {"port": "44772", "kind": "credentials", "uid": "0", "gid": "0", "program_port": "8000"}
 _TOGETHER: dict[str, list[dict[str, str]]] = {
     "librechat": [
         {"session": f"<{kind}session>", "file": f"<{kind}object>"} for kind in ("", "users_", "agents_", "exec_")
@@ -208,7 +214,7 @@ def _addressed(route: Known, path: str, case: Case) -> Iterator[Try]:
         asked = "&".join(each for each in (case.query, query) if each)
         yield Try(route.method, f"{prefix}{path}{'?' if asked else ''}{asked}", case.body, case.headers)
     if "/proxy/" in path:
-        for header, kind in (("X-EXECD-ACCESS-TOKEN", "execd_token"), ("OPENSANDBOX-EGRESS-AUTH", "egress_token")):
+        for header, kind in _TOKEN_HEADERS.items():
             for token in (f"<own {kind}>", "0" * 64):
                 yield Try(route.method, prefix + path, case.body, ((header, token),))
 

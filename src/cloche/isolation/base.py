@@ -103,23 +103,34 @@ class CellVolume(Protocol):
     def alive(self) -> bool:
         """Whether `tree` can work. Cells that have it keep it."""
 
-    async def open_tree(self, share: dict[str, Any]) -> int:
-        """A mount of it for one cell, with those ids, as a descriptor. Raises NurseryFailed, Unavailable."""
+    async def open_tree(self, share: dict[str, Any], *, read_only: bool, subpath: str) -> int:
+        """A mount of it, or of a directory in it, for one cell, with those ids, as a descriptor.
+
+        Raises NurseryFailed, and Unavailable also where it has no such directory.
+        """
 
     def drop(self) -> None:
         """Cells that have it keep it. Never waits; harmless when its nursery has ended."""
 
 
+class VolumeMount(NamedTuple):
+    """A volume as one cell has it."""
+
+    volume: CellVolume
+    read_only: bool = False
+    subpath: str = ""  # the directory in it that is mounted; empty: all of it
+
+
 class CellMounts(NamedTuple):
     """The volumes that a cell has from its beginning on, and where."""
 
-    volumes: dict[str, CellVolume]  # by path
+    volumes: dict[str, VolumeMount]  # by path
     let_go: Callable[[], None]  # called when the cell is gone; may be called again
     leave: Callable[[], None]  # called when its end has begun; may be called again, also when it is gone
 
     @property
     def bytes(self) -> int:
-        return sum(each.bytes for each in self.volumes.values())
+        return sum(each.volume.bytes for each in self.volumes.values())
 
 
 class Nursery(Protocol):

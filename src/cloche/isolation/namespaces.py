@@ -70,8 +70,10 @@ class ZygoteVolume:
     def alive(self) -> bool:
         return self._zygote.alive
 
-    async def open_tree(self, share: dict[str, Any]) -> int:
-        fds = await self._zygote.ask_volume("tree", volume=self._name, **volume_maps(share))
+    async def open_tree(self, share: dict[str, Any], *, read_only: bool, subpath: str) -> int:
+        fds = await self._zygote.ask_volume(
+            "tree", volume=self._name, read_only=read_only, subpath=subpath, **volume_maps(share)
+        )
         if len(fds) != 1:
             close_all(fds)
             raise errors.NurseryFailed("the zygote passed no mount for a volume")
@@ -86,8 +88,8 @@ async def volume_trees(mounts: CellMounts, share: dict[str, Any]) -> AsyncIterat
     """Mounts for a cell with those ids, until its zygote has them. Raises as `Volume.tree` does."""
     fds: list[int] = []
     try:
-        for volume in mounts.volumes.values():
-            fds.append(await volume.open_tree(share))
+        for mount in mounts.volumes.values():
+            fds.append(await mount.volume.open_tree(share, read_only=mount.read_only, subpath=mount.subpath))
         yield VolumeTrees(list(mounts.volumes), fds, mounts.bytes)
     finally:
         close_all(fds)

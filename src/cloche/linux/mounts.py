@@ -46,6 +46,14 @@ def clone_tree(path: str, attributes: int, *, recursive: bool = True) -> int:
     return tree
 
 
+def clone_directory(directory: int, attributes: int) -> int:
+    """As `clone_tree`, of the one mount at an open directory."""
+    flags = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH
+    tree = syscalls.syscall(syscalls.OPEN_TREE, directory, b"", flags, name="open_tree")
+    set_attributes(tree, "", attributes, recursive=False)
+    return tree
+
+
 def set_attributes(fd: int, path: str, attributes: int, *, recursive: bool) -> None:
     _set_mount_attr(fd, path, _MountAttr(set=attributes), recursive=recursive)
 

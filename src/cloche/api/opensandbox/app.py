@@ -14,10 +14,13 @@ from cloche.api.http import Dialect, Handler, strip_prefix
 from cloche.api.opensandbox import egress, lifecycle
 from cloche.api.opensandbox.code import CodePlane
 from cloche.api.opensandbox.commands import CommandPlane
-from cloche.api.opensandbox.context import INVALID_PARAMETER, NOT_SUPPORTED, OpenSandboxContext, error_reply
+from cloche.api.opensandbox.context import INVALID_PARAMETER, OpenSandboxContext, error_reply
+from cloche.api.opensandbox.egress import EGRESS_PATH
 from cloche.api.opensandbox.execd import EXECD_PATH, ExecdPlane
 from cloche.api.opensandbox.files import FilePlane
+from cloche.api.opensandbox.ports import SandboxPorts
 from cloche.api.opensandbox.registry import SandboxStates
+from cloche.api.opensandbox.server import server_routes
 from cloche.api.opensandbox.sessions import SessionPlane
 from cloche.config import Config
 from cloche.engine.engine import Engine
@@ -28,21 +31,14 @@ OPENSANDBOX_PREFIXES = ("/opensandbox/v1", "/opensandbox")
 
 SEE_DOCS = "; docs/dialects/opensandbox.md says what there is"
 TEMPLATE = "templates are built with `cloche template build` on the server's machine, not over this API"
-DIAGNOSTICS = "this server has no diagnostics over this API; `cloche logs` on the server's machine shows its events"
-POOL = "this server keeps its own pools, sized by pool.ready in its configuration"
+POOL = "each template has a pool of ready sandboxes, sized by pool.ready in the configuration: give its name as poolRef"
 EXECD = "this server's execd has no terminals and no isolated sessions" + SEE_DOCS
-PORT = "only the ports of execd and of the network policy can be reached by this API yet" + SEE_DOCS
-OTHER = "not offered yet" + SEE_DOCS
 
 _UNSUPPORTED_PATHS = (
-    ("/sandboxes/{id}/diagnostics/{rest:path}", DIAGNOSTICS),
     ("/templates", TEMPLATE),
     ("/templates/{rest:path}", TEMPLATE),
     ("/pools", POOL),
     ("/pools/{rest:path}", POOL),
-    ("/metrics/events", OTHER),
-    ("/health", OTHER),
-    ("/version", OTHER),
 )
 _UNSUPPORTED_EXECD_PATHS = ("pty", "v1")
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -57,7 +53,7 @@ def _unsupported_routes(api: OpenSandboxContext, plane: Dialect) -> list[BaseRou
             for each in _routes_at_and_below(f"{EXECD_PATH}/{name}", plane, _refuse(NotSupported, EXECD))
         ),
         *_routes_at_and_below(EXECD_PATH, plane, _refuse(errors.NotFound, "execd: no such route" + SEE_DOCS)),
-        *_routes_at_and_below("/sandboxes/{id}/proxy/{port}", api, _refuse(NotSupported, PORT)),
+        *_routes_at_and_below(EGRESS_PATH, api, _refuse(errors.NotFound, "egress: no such route" + SEE_DOCS)),
     ]
 
 
@@ -80,9 +76,11 @@ class OpenSandbox:
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config, secret: bytes):
         api = OpenSandboxContext(engine, gatekeeper, SandboxStates(engine, secret), config)
         plane = ExecdPlane(api)
+        self._ports = SandboxPorts(api, gatekeeper)
         routes = [
             *lifecycle.lifecycle_routes(api),
             *lifecycle.pause_and_snapshot_routes(api),
+            *server_routes(api),
             *(
                 route
                 for each in (plane, CodePlane(plane), CommandPlane(plane), SessionPlane(plane))
@@ -91,16 +89,16 @@ class OpenSandbox:
             *FilePlane(plane).routes,
             *egress.egress_routes(api),
             *_unsupported_routes(api, plane),
+            *self._ports.routes,
         ]
         self._router = DialectRouter(routes, _missing_route_reply)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            refusal = error_reply(501, NOT_SUPPORTED, "there is no WebSocket here yet" + SEE_DOCS)
-            await refusal(scope, receive, send)
-            return
         strip_prefix(scope, OPENSANDBOX_PREFIXES)
-        await self._router(scope, receive, send)
+        if scope["type"] == "websocket":
+            await self._ports.open_websocket(scope, receive, send)
+        else:
+            await self._router(scope, receive, send)
 
 
 def _missing_route_reply(status: int, what: str) -> Response:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,7 +12,7 @@ from cloche.api.auth import Gatekeeper, key_from_headers, secrets_match
 from cloche.api.dialect import Conflict, DialectContext, NotSupported, UnsupportedField, json_reply
 from cloche.api.http import status_of
 from cloche.api.opensandbox.lifecycle_schema import EGRESS_PORT, EXECD_PORT, TOKEN_HEADERS_BY_PORT
-from cloche.api.opensandbox.registry import SandboxStates, TokenPlane
+from cloche.api.opensandbox.registry import SandboxStates
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.sandbox import Sandbox
@@ -28,7 +30,7 @@ BUSY_CODES: dict[type[errors.ClocheError], str] = {
     errors.QuotaExceeded: "SANDBOX::RATE_LIMITED",
 }
 
-PLANE_PORTS: dict[TokenPlane, int] = {"execd": EXECD_PORT, "egress": EGRESS_PORT}
+PLANE_PORTS: dict[Literal["execd", "egress"], int] = {"execd": EXECD_PORT, "egress": EGRESS_PORT}
 
 
 class OpenSandboxContext(DialectContext):
@@ -41,7 +43,7 @@ class OpenSandboxContext(DialectContext):
         self.states = states
         self.public_url = config.server.public_url
 
-    async def sandbox_by_token(self, request: Request, plane: TokenPlane) -> Sandbox:
+    async def sandbox_by_token(self, request: Request, plane: Literal["execd", "egress"]) -> Sandbox:
         """The running sandbox in the path, by its own token. Raises Unauthenticated, SandboxNotFound, Gone."""
         id, port = self.sandbox_id(request), PLANE_PORTS[plane]
         header = TOKEN_HEADERS_BY_PORT[port]
@@ -52,10 +54,16 @@ class OpenSandboxContext(DialectContext):
         return await (await self.engine.handle(id, None)).running()
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
-        status, code = _status_and_code_of(error)
         if isinstance(error, errors.Unauthenticated):
             code = "INVALID_API_KEY" if key_from_headers(request.headers) else "MISSING_API_KEY"
-        return error_reply(status, code, str(error))
+            return error_reply(401, code, str(error))
+        return render_lifecycle_error(error)
+
+
+def render_lifecycle_error(error: errors.ClocheError) -> Response:
+    """Any error but that of a key."""
+    status, code = _status_and_code_of(error)
+    return error_reply(status, code, str(error))
 
 
 def _status_and_code_of(error: errors.ClocheError) -> tuple[int, str]:

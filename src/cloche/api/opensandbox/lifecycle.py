@@ -14,7 +14,8 @@ from cloche.api.http import create_unless_disconnected
 from cloche.api.opensandbox import lifecycle_schema as wire
 from cloche.api.opensandbox.context import OpenSandboxContext
 from cloche.api.opensandbox.network_schema import default_policy_within
-from cloche.api.opensandbox.registry import ENVIRONMENT_FILE, ENVIRONMENT_FILE_VARIABLE, StoredCreateRequest
+from cloche.api.opensandbox.registry import ENVIRONMENT_FILE, ENVIRONMENT_FILE_VARIABLE, StoredCreateRequest, TokenPlane
+from cloche.api.opensandbox.volumes import link_volumes, provide_volumes
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import Limits, SandboxInfo, SandboxSpec, Snapshot
 from cloche.network_policy import NetworkPolicy
@@ -85,16 +86,17 @@ class Lifecycle:
         """The same with and without `use_server_proxy`: there is no other access."""
         sandbox = await self._api.sandbox(request)
         port = wire.parse_port_number(request.path_params["port"])
-        if port not in wire.TOKEN_HEADERS_BY_PORT:
-            raise NotSupported(
-                f"port {port}: only execd's, {wire.EXECD_PORT}, and that of the network policy, "
-                f"{wire.EGRESS_PORT}, can be reached by this API yet"
-            )
-        if "expires" in request.query_params:
-            raise NotSupported("expires: this server signs no endpoints; the token in the answer's headers opens it")
         place = wire.public_address_of(self._api.public_url, request.headers.get("host", ""))
-        token = self._api.states.token(sandbox.id, "execd" if port == wire.EXECD_PORT else "egress")
+        token = self._token_for_port(sandbox.id, port, request.query_params.get("expires"))
         return json_reply(wire.encode_endpoint(sandbox.id, port, token, place))
+
+    def _token_for_port(self, id: str, port: int, expires: str | None) -> str:
+        if expires is not None:
+            if port in wire.TOKEN_HEADERS_BY_PORT:
+                raise NotSupported("expires: the endpoints of execd and of the network policy are not signed")
+            return self._api.states.signed_token(id, port, wire.parse_expires(expires))
+        plane: dict[int, TokenPlane] = {wire.EXECD_PORT: "execd", wire.EGRESS_PORT: "egress"}
+        return self._api.states.token(id, plane.get(port, "port"))
 
     async def _create_sandbox(self, owner: str, request: wire.OpenSandboxCreateRequest) -> Sandbox:
         message = StoredCreateRequest(
@@ -113,8 +115,17 @@ class Lifecycle:
             network=self._network_for_request(request),
             owner=owner,
             notes=message.notes,
+            volumes=await provide_volumes(self._api.engine.volumes, request.volumes, owner),
         )
-        return await self._api.engine.create(spec)
+        sandbox = await self._api.engine.create(spec)
+        try:
+            await link_volumes(sandbox, request.volumes)
+            if not wire.is_idle_entrypoint(request.entrypoint):
+                await sandbox.commands.launch(request.entrypoint)
+        except BaseException:
+            await sandbox.kill()
+            raise
+        return sandbox
 
     def _network_for_request(self, request: wire.OpenSandboxCreateRequest) -> NetworkPolicy | None:
         if request.network is not None or request.snapshot:

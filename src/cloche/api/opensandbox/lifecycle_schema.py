@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import re
+import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -20,7 +21,18 @@ from cloche import errors
 from cloche.api.dialect import Json, UnsupportedField, decode_json_body, format_timestamp
 from cloche.api.opensandbox.network_schema import OpenSandboxNetworkBody, policy_from_body
 from cloche.api.opensandbox.registry import IDLE_ENTRYPOINT, stored_request_of
-from cloche.model import GIB, KIB, MIB, Limits, SandboxInfo, SnapshotInfo, Struct
+from cloche.api.opensandbox.volumes import OpenSandboxVolumeBody, RequestedVolume, volume_from_body
+from cloche.model import (
+    GIB,
+    KIB,
+    MIB,
+    Limits,
+    SandboxInfo,
+    SnapshotInfo,
+    Struct,
+    check_command_size,
+    check_command_words,
+)
 from cloche.network_policy import NetworkPolicy
 
 # Responses of the lifecycle API. Pure.
@@ -29,6 +41,7 @@ EXECD_PORT = 44772
 EGRESS_PORT = 18080
 EXECD_TOKEN_HEADER = "X-EXECD-ACCESS-TOKEN"
 EGRESS_TOKEN_HEADER = "OPENSANDBOX-EGRESS-AUTH"
+PORT_TOKEN_HEADER = "OpenSandbox-Secure-Access"
 TOKEN_HEADERS_BY_PORT = {EXECD_PORT: EXECD_TOKEN_HEADER, EGRESS_PORT: EGRESS_TOKEN_HEADER}
 OPENSANDBOX_PREFIX = "/opensandbox/v1"
 SANDBOX_STATES = {"running": "Running", "paused": "Paused", "ended": "Terminated"}
@@ -93,7 +106,7 @@ def encode_endpoint(id: str, port: int, token: str, place: str) -> Json:
     """An endpoint, without a scheme: clients use that of the lifecycle API."""
     return {
         "endpoint": f"{place}{OPENSANDBOX_PREFIX}/sandboxes/{id}/proxy/{port}",
-        "headers": {TOKEN_HEADERS_BY_PORT[port]: token},
+        "headers": {TOKEN_HEADERS_BY_PORT.get(port, PORT_TOKEN_HEADER): token},
     }
 
 
@@ -140,6 +153,7 @@ def parse_size_bytes(given: str) -> int:
 T = TypeVar("T")
 
 MAX_PAGE_SIZE = 200
+POOL_EXTENSION = "poolRef"
 RENEW_EXTENSION = "access.renew.extend.seconds"
 RENEW_SECONDS = range(300, 86401)
 MAX_EXTENSIONS = 64 * 1024
@@ -180,7 +194,7 @@ class OpenSandboxCreateBody(Struct):
     networkPolicy: OpenSandboxNetworkBody | None = None
     credentialProxy: EnabledSwitch | None = None  # there is always one
     secureAccess: bool | None = None  # always so: execd takes the sandbox's token only
-    volumes: list[Any] | None = None
+    volumes: list[OpenSandboxVolumeBody] | None = None
     lifecycle: dict[str, Any] | None = None
     extensions: dict[str, str] | None = None
 
@@ -206,6 +220,7 @@ class OpenSandboxCreateRequest(Struct):
     extensions: dict[str, str]
     renew_seconds: int
     network: NetworkPolicy | None  # None: nothing was said about it
+    volumes: tuple[RequestedVolume, ...] = ()
 
 
 class OpenSandboxSnapshotQuery(Struct):
@@ -249,6 +264,7 @@ def decode_create_request(body: bytes) -> OpenSandboxCreateRequest:
         extensions=extensions,
         renew_seconds=_parse_renew_seconds(extensions.get(RENEW_EXTENSION)),
         network=None if message.networkPolicy is None else policy_from_body(message.networkPolicy),
+        volumes=tuple(map(volume_from_body, message.volumes or ())),
     )
 
 
@@ -305,12 +321,21 @@ def parse_port_number(given: str) -> int:
     return int(given)
 
 
+def parse_expires(given: str) -> int:
+    """A time to come, in seconds since 1970."""
+    if not (given.isascii() and given.isdigit() and len(given) <= 12 and int(given) > time.time()):
+        raise errors.InvalidRequest(f"expires: it must be a time to come in seconds since 1970, not {given[:80]!r}")
+    return int(given)
+
+
 def _template_or_snapshot(message: OpenSandboxCreateBody) -> str:
     """The name or alias of the template, or the snapshot: an image is only a name here, and nothing is pulled."""
-    given = [each for each in (message.image and message.image.uri, message.templateId, message.snapshotId) if each]
-    if len(given) != 1:
+    pool = (message.extensions or {}).get(POOL_EXTENSION)  # each template has its own
+    image = message.image and message.image.uri
+    given = [each for each in (message.templateId, message.snapshotId, pool, image) if each]
+    if len(given) > (2 if pool and image else 1) or not given:  # clients send an image along with a pool
         raise errors.InvalidRequest(
-            "a sandbox is made from one thing: give image.uri, templateId or snapshotId, and only one"
+            "a sandbox is made from one thing: give image.uri, templateId, snapshotId or poolRef, and only one"
         )
     if message.image is not None and message.image.auth:
         raise UnsupportedField(
@@ -320,14 +345,15 @@ def _template_or_snapshot(message: OpenSandboxCreateBody) -> str:
 
 
 def _check_entrypoint(given: list[str] | None) -> tuple[str, ...]:
-    """Accepts commands that only keep a container alive, and does not run them. Others are not supported yet."""
     words = tuple(given) if given else IDLE_ENTRYPOINT
-    if words not in _IDLE_ENTRYPOINTS and words[0] != CODE_INTERPRETER_ENTRYPOINT:
-        raise UnsupportedField(
-            "entrypoint: this server runs none yet; leave it out, or send "
-            f"{' '.join(IDLE_ENTRYPOINT)!r} or {CODE_INTERPRETER_ENTRYPOINT!r}"
-        )
+    check_command_words(words)
+    check_command_size(words, {})
     return words
+
+
+def is_idle_entrypoint(words: Sequence[str]) -> bool:
+    """Whether a command only keeps a container alive, or starts its kernels: it is not run."""
+    return tuple(words) in _IDLE_ENTRYPOINTS or words[0] == CODE_INTERPRETER_ENTRYPOINT
 
 
 def _check_metadata_names(names: Iterable[str]) -> None:
@@ -356,12 +382,8 @@ def _parse_renew_seconds(given: str | None) -> int:
 
 
 def _check_unsupported_fields(message: OpenSandboxCreateBody) -> None:
-    if message.volumes:
-        raise UnsupportedField("volumes: there are no volumes in this dialect; leave it out, and write files instead")
     if message.lifecycle:
         raise UnsupportedField("lifecycle: this server runs no hooks; leave it out")
-    if "poolRef" in (message.extensions or {}):
-        raise UnsupportedField("extensions.poolRef: this server keeps its own pools; give image.uri")
 
 
 def _check_platform(request: PlatformRequest | None) -> None:

@@ -19,7 +19,7 @@ from cloche.engine.sandboxes.sandbox import DEFAULT_CONTEXT
 from cloche.model import Struct
 from cloche.tasks import TaskSet
 
-TokenPlane = Literal["execd", "egress"]
+TokenPlane = Literal["execd", "egress", "port"]
 
 ENVIRONMENT_FILE_VARIABLE = "EXECD_ENVS"
 ENVIRONMENT_FILE = "/home/user/.execd_envs"
@@ -156,3 +156,7 @@ class SandboxStates:
     def token(self, id: str, plane: TokenPlane = "execd") -> str:
         """The token for that plane of that sandbox."""
         return derive_sandbox_token(self._secret, f"opensandbox:{plane}", id)
+
+    def signed_token(self, id: str, port: int, expires: int) -> str:
+        """The token for that port alone, until that time."""
+        return f"{expires}.{derive_sandbox_token(self._secret, f'opensandbox:port:{port}:{expires}', id)}"

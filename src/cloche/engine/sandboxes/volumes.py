@@ -11,6 +11,7 @@ import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +24,7 @@ from cloche.engine.sandboxes.files import SandboxFiles
 from cloche.engine.sandboxes.live_nursery import LiveNursery
 from cloche.engine.sandboxes.pool import CellSupply, ReadyCell, prepare_cell
 from cloche.events import Signal
-from cloche.isolation.base import CellMounts, CellSpec, CellVolume
+from cloche.isolation.base import CellMounts, CellSpec, CellVolume, VolumeMount
 from cloche.model import MIB, Limits, Template, new_id
 from cloche.store.volumes import StoredVolumes, VolumeRecord, volume_not_found
 from cloche.tasks import TaskSet
@@ -75,7 +76,7 @@ class MountedVolume:
                 self._cell = None
             if self._cell is None:
                 spec = CellSpec(space_bytes=self.limits.space_bytes)
-                mounts = CellMounts({VOLUME_PATH: self.volume}, lambda: None, lambda: None)
+                mounts = CellMounts({VOLUME_PATH: VolumeMount(self.volume)}, lambda: None, lambda: None)
                 self._cell = await prepare_cell(self._nursery, spec, self.limits, mounts=mounts)
             return self._cell
 
@@ -149,11 +150,30 @@ class MountedVolume:
         self.volume.drop()
 
 
+class VolumeReference(NamedTuple):
+    """A volume's id or name, and how a sandbox has it."""
+
+    ref: str
+    subpath: str = ""
+    read_only: bool = False
+
+
+def parse_volume_reference(given: str) -> VolumeReference:
+    """Parses `NAME`, `NAME/DIRECTORY`, `NAME:ro` and `NAME/DIRECTORY:ro`. Raises InvalidRequest."""
+    whole = given.removesuffix(":ro")
+    ref, _, subpath = whole.partition("/")
+    parts = subpath.split("/") if subpath else []
+    if len(subpath) > MAX_SUBPATH or any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise errors.InvalidRequest(f"volumes: {subpath[:80]!r} is not a directory in a volume: give one such as a/b")
+    return VolumeReference(ref, subpath, whole != given)
+
+
 LINGER_SECONDS = 5.0  # after its last use, in which the next one finds it as it is
 SAVE_SECONDS = 60.0  # between images of one that is in use
 SAVE_SHARE = 20  # and so many times as long as the last one took
 LEAVE_SECONDS = 20.0  # that sandboxes which have ended may take to be gone: a hundredth of one, on an idle host
 MAX_MOUNTS = 8
+MAX_SUBPATH = 1024  # letters
 VOLUME_TEMPLATE = "python"  # of the cell that has a volume which is first used without a sandbox
 _VOLUME_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -229,12 +249,14 @@ class VolumeRegistry:
     # -- using them
 
     async def acquire_mounts(self, wanted: Mapping[str, str], owner: str, template: Template) -> CellMounts:
-        """For a new cell of that template: by path, the id or name of each. The caller releases them once.
+        """For a new cell of that template: by path, the id or name of each, see `parse_volume_reference`.
 
-        Raises InvalidRequest for invalid paths and numbers, VolumeNotFound, VolumeConflict, Unavailable.
+        The caller releases them once. Raises InvalidRequest for invalid paths and numbers, VolumeNotFound,
+        VolumeConflict, Unavailable.
         """
         _check_mount_paths(wanted)
-        records = {path: await self.get(ref, owner) for path, ref in wanted.items()}
+        views = {path: parse_volume_reference(ref) for path, ref in wanted.items()}
+        records = {path: await self.get(view.ref, owner) for path, view in views.items()}
         if len({each.id for each in records.values()}) < len(records):
             raise errors.InvalidRequest("volumes: one can be mounted once in a sandbox, not at two paths")
         holder = object()
@@ -249,12 +271,16 @@ class VolumeRegistry:
                 vault.leave(holder)
 
         try:
-            for record in records.values():
-                held.append(await self._acquire_volume(record, holder, template, writes=True))
+            for path, record in records.items():
+                held.append(await self._acquire_volume(record, holder, template, writes=not views[path].read_only))
         except BaseException:
             let_go()
             raise
-        return CellMounts({path: vault.volume for path, vault in zip(records, held, strict=True)}, let_go, leave)
+        mounts = {
+            path: VolumeMount(vault.volume, view.read_only, view.subpath)
+            for (path, view), vault in zip(views.items(), held, strict=True)
+        }
+        return CellMounts(mounts, let_go, leave)
 
     @contextlib.asynccontextmanager
     async def files(self, record: VolumeRecord, *, writes: bool) -> AsyncIterator[SandboxFiles]:

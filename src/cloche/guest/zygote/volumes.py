@@ -14,6 +14,7 @@ from cloche.linux import mounts, namespaces, syscalls
 
 _PLACE = "/tmp"  # in the volume's own namespace
 _QUIET = mounts.MS_NOSUID | mounts.MS_NODEV
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class VolumeMounts:
@@ -35,9 +36,12 @@ class VolumeMounts:
             self._known[header["volume"]] = os.open(f"/proc/{child.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     def _clone_tree(self, header: dict) -> int:
-        """A detached mount of it, on which the volume's ids 0, 1 .. are those of one sandbox."""
-        space = self._known[header["volume"]]
-        with _VolumeChild(self._own_pids, lambda sync: _send_clone(space, self._single, sync)) as child:
+        """A detached mount of it, or of a directory in it. The volume's ids 0, 1 .. are those of one sandbox there."""
+        space, below = self._known[header["volume"]], header["subpath"]
+        attributes = mounts.ATTR_NOSUID | mounts.ATTR_NODEV | (mounts.ATTR_RDONLY if header["read_only"] else 0)
+        with _VolumeChild(
+            self._own_pids, lambda sync: _send_clone(space, below, attributes, self._single, sync)
+        ) as child:
             tree = child.take_descriptor()
             try:
                 if not self._single:
@@ -75,14 +79,24 @@ def _hold_tmpfs(options: str, owner: int, sync: socket.socket) -> None:
     sync.recv(1)
 
 
-def _send_clone(space: int, single: bool, sync: socket.socket) -> None:
+def _send_clone(space: int, below: str, attributes: int, single: bool, sync: socket.socket) -> None:
     syscalls.setns(space, namespaces.NEWNS)
-    tree = mounts.clone_tree(_PLACE, mounts.ATTR_NOSUID | mounts.ATTR_NODEV, recursive=False)
+    tree = mounts.clone_directory(_open_directory(below), attributes)
     socket.send_fds(sync, [b"t"], [tree])
     if not single:
         syscalls.unshare(namespaces.NEWUSER)
         sync.send(b"u")
     sync.recv(1)
+
+
+def _open_directory(below: str) -> int:
+    """A directory of the volume. Its files are a stranger's: no symlink is followed, which could lead out of it."""
+    found = os.open(_PLACE, _DIRECTORY)
+    for part in filter(None, below.split("/")):
+        if part == "..":
+            raise OSError(errno.EXDEV, "a directory above the volume")
+        found = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=found)  # the fork ends soon, with all of these
+    return found
 
 
 class _VolumeChild:
