@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from tests.escape.test_nursery import hostile, nursery_of, trace
 from tests.faults.test_hung import engine_with
 
 from cloche import errors
-from cloche.engine.sandboxes import init_client
+from cloche.engine.sandboxes import files, init_client
+from cloche.engine.sandboxes.init_client import InitReply
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.isolation import nursery
 from cloche.model import MIB, SandboxSpec
@@ -46,6 +48,8 @@ INITS = {
     "strange events": "[send({'ev': each, 'kernel': each}) for each in ('kernel_exited', ['x'], None)]; send({'id': number})",
     "descriptors that nobody asked for": "send({'id': number, 'ok': {}}, b'', [0, 1, 2])",
     "more descriptors than it announces": "socket.send_fds(self._channel, [b'x'], [0] * 60); time.sleep(600)",
+    "millions of lists": """send({'id': number, 'ok': {}}, b'{"files":[' + b'[],' * 5_000_000 + b'1]}')""",
+    "nesting without end": """send({'id': number, 'ok': {}}, b'{"files":[' + b'[' * 5_000_000)""",
     "events without end": "while True: send({'ev': 'changes', 'watch': 1, 'changes': [['created', 'x' * 1000]] * 100})",
     "its own end": "os._exit(0)",
     "silence": "time.sleep(600)",
@@ -68,6 +72,18 @@ async def assert_unharmed(neighbour: Sandbox) -> None:
 
 def memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_masses_of_values_from_an_init_are_refused_before_they_are_parsed():
+    """Right ones, by their types: as objects they would be a gibibyte, and the host would do little else meanwhile."""
+    reply = InitReply({"passed": {}, "at_ns": 1}, b'{"files":[' + b'["a",1,null],' * 1_000_000 + b"1]}", [])
+    tracemalloc.start()
+    try:
+        with pytest.raises(errors.ProtocolViolation):
+            files.parse_survey(reply)
+        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("lie", INITS)
@@ -110,6 +126,8 @@ async def test_an_init_that_reads_nothing_holds_up_its_own_uploads_and_no_memory
 
 
 ZYGOTES = {
+    "millions of lists": """send({'id': number, 'ok': {}}, b'{"files":[' + b'[],' * 5_000_000 + b'1]}')""",
+    "nesting without end": """send({'id': number, 'ok': {}}, b'{"files":[' + b'[' * 5_000_000)""",
     "events without end": "while True: z.wire.send_frame(self._channel, {'ev': 'kernel_exited', 'cell': 'x' * 1000})",
     "half a frame, then nothing": "self._channel.sendall(b'\\0\\0\\4\\0\\0\\0\\0\\0{'); __import__('time').sleep(600)",
     "silence": "__import__('time').sleep(600)",

@@ -28,6 +28,7 @@ from cloche.events import Signal
 from cloche.file_content import Chunk, Chunks, Content, encode_chunk, encode_chunks
 from cloche.guest import wire
 from cloche.isolation.channel import Header, PipeWriter, clean_text, make_input_pipe
+from cloche.json_text import TooComplexJson, parse_json
 from cloche.model import (
     GIB,
     MAX_WAITING_CHANGES,
@@ -145,10 +146,10 @@ class _SurveyBody(msgspec.Struct):
 def parse_survey(reply: InitReply) -> DirectorySurvey:
     """Raises ProtocolViolation."""
     try:
-        told = msgspec.json.decode(reply.body, type=_SurveyBody)
+        told = parse_json(reply.body, _SurveyBody)
         passed = msgspec.convert(reply.ok.get("passed"), dict[str, int])
         at_ns = msgspec.convert(reply.ok.get("at_ns"), _Size)
-    except (msgspec.MsgspecError, UnicodeError):
+    except (msgspec.MsgspecError, UnicodeError, TooComplexJson):
         raise errors.ProtocolViolation("the guest's init sent no survey") from None
     paths = [path for path, _, _ in told.files] + told.empty
     if any(_is_invalid_path(path) for path in paths) or len(set(paths)) != len(paths):
