@@ -133,7 +133,9 @@ def test_a_warm_program_sees_nothing_of_ours(box: cloche.Sandbox):
 
 def test_the_process_that_makes_a_nursery():
     found = on_host(f"from cloche.isolation.launch import main\n{REPORT}")
-    assert found.ours == modules("isolation: launch\nlinux: capabilities mounts namespaces seccomp syscalls")
+    assert found.ours == modules(
+        "isolation: launch netlink_gate\nlinux: capabilities mounts namespaces seccomp seccomp_listener syscalls"
+    )
     assert found.count <= 140
 
 
