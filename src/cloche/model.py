@@ -61,6 +61,11 @@ class Limits(Struct):
         for name in self.__struct_fields__:
             _check_limit(name, getattr(self, name))
 
+    @property
+    def memory_and_space_bytes(self) -> int:
+        """The bound on memory: files are memory, and the kernel charges both, and its own objects, to one account."""
+        return self.memory_bytes + self.space_bytes
+
 
 _FRACTIONAL_LIMITS = ("cpus", "execution_seconds")
 _MINIMUM_LIMITS: dict[str, tuple[float, str]] = {  # with less, nothing starts, or nothing useful can be done
@@ -382,6 +387,7 @@ class SandboxInfo(Struct):
     deadline_at: float | None
     metadata: dict[str, str]
     limits: Limits
+    memory_and_space_bytes: int = 0  # the one bound on memory, files and kernel objects; without those of volumes
     ended_at: float | None = None
     end_reason: str | None = None
     paused_at: float | None = None

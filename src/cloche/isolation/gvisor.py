@@ -188,7 +188,7 @@ class GvisorNursery:
         if self._parent is None:
             return None
         group = self._parent.create(name)
-        group.set_memory(_DEFAULTS.memory_bytes + _DEFAULTS.space_bytes + OVERHEAD_BYTES)
+        group.set_memory(_DEFAULTS.memory_and_space_bytes + OVERHEAD_BYTES)
         group.set_processes(_DEFAULTS.processes * THREADS_PER_PROCESS + OVERHEAD_THREADS)
         return group
 
@@ -338,14 +338,14 @@ class GvisorCell(ProcessCell):
 
     def set_limits(self, limits: Limits) -> None:
         if self._group is not None:
-            self._group.set_memory(limits.memory_bytes + limits.space_bytes + OVERHEAD_BYTES)
+            self._group.set_memory(limits.memory_and_space_bytes + OVERHEAD_BYTES)
             self._group.set_cpus(limits.cpus)
             self._group.set_processes(limits.processes * THREADS_PER_PROCESS + OVERHEAD_THREADS)
 
     def limits_for_init(self, limits: Limits) -> dict[str, int]:
         """The host's limits are for gVisor and all in it: reaching them ends the sandbox. Init's are lower."""
         return {
-            "watch_memory_bytes": limits.memory_bytes + limits.space_bytes,
+            "watch_memory_bytes": limits.memory_and_space_bytes,
             "data_bytes": limits.memory_bytes,
             "processes": limits.processes,
         }

@@ -60,8 +60,10 @@ def sandbox_not_found_error(id: str) -> errors.SandboxNotFound:
 
 def out_of_memory_reason(limits: Limits) -> str:
     """The reason for an execution whose kernel ran out of memory. Files count, as writable space is memory."""
-    memory, space = limits.memory_bytes / MIB, limits.space_bytes / MIB
-    limit = f"its limit is {memory:g} MiB, and {space:g} MiB for files"
+    memory, space, both = (
+        size / MIB for size in (limits.memory_bytes, limits.space_bytes, limits.memory_and_space_bytes)
+    )
+    limit = f"its limit is {both:g} MiB, {memory:g} MiB and {space:g} MiB for files"
     return f"the sandbox ran out of memory: {limit}; the context's state is lost"
 
 

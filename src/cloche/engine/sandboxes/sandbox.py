@@ -404,6 +404,7 @@ def sandbox_info(record: SandboxRecord) -> SandboxInfo:
         deadline_at=record.deadline_at,
         metadata=spec.metadata,
         limits=record.limits,
+        memory_and_space_bytes=record.limits.memory_and_space_bytes,
         ended_at=record.ended_at,
         end_reason=record.end_reason,
         paused_at=record.paused_at if paused else None,
