@@ -7,7 +7,9 @@ import asyncio
 import pytest
 from tests.escape.kernel_hoards import BODIES, HOLDING, hoard_program, host_available_bytes
 
+from cloche.engine.sandboxes.sandbox import sandbox_info
 from cloche.isolation.conformance.claims import whole_program
+from cloche.isolation.probe import host_checks
 from cloche.linux import cgroups
 from cloche.model import MIB, Limits, SandboxSpec
 
@@ -115,3 +117,18 @@ for family, level, options in ((2, 0, (35, 39, 41, 42, 46, 48)), (10, 41, (20, 2
 answer = sorted(answer)
 """
     assert await attack(box, code) == ["ENODEV"]
+
+
+async def test_memory_and_space_are_one_bound_under_the_name_that_info_doctor_and_errors_give_it(engine, execute):
+    if "memory" in cgroups.probe_cgroups().missing:
+        pytest.skip("without cgroups init's watch is the bound: tests/isolation/test_rootless.py")
+    box = await engine.create(SandboxSpec(limits=Limits(memory_bytes=96 * MIB, space_bytes=160 * MIB)))
+    try:
+        assert sandbox_info(box.record).memory_and_space_bytes == 256 * MIB
+        run = await execute(box, f"held = bytearray(b'x') * {150 * MIB}\nlen(held)")
+        assert run.text == str(150 * MIB)  # more than memory_bytes: the space is free
+        run = await execute(box, f"more = bytearray(b'x') * {150 * MIB}")
+        assert run.outcome == "out_of_memory" and "its limit is 256 MiB" in (run.reason or "")
+    finally:
+        await box.kill()
+    assert any("memory_and_space_bytes" in check.detail for check in host_checks())

@@ -29,7 +29,7 @@ guest.kernel: channel installed written_files
 guest.languages: bash languages
 guest.python: client script
 guest.zygote: enclosure fork_server heap init_factory main rehearsal uv_warmup volumes write_trial zygote
-linux: capabilities landlock memory_layout mounts namespaces seccomp syscalls
+linux: capabilities landlock memory_file memory_layout mounts namespaces seccomp syscalls
 """
 KERNEL = f"""
 {INIT}

@@ -33,8 +33,8 @@ INIT (host <-> pid 1 of a sandbox)
   host -> init    {"do":"seed"}                  fds=[a socket] of a fork server; none if there is none. No answer
   Verbs:
   configure       env (base for all that starts later), cwd, user, sudo (see `sudo_server`); and
-                  where the host has no cgroups for it: processes, data_bytes (per process),
-                  watch_memory_bytes (all together)
+                  where the host has no cgroups for it: processes, data_bytes and open_files (per
+                  process), watch_memory_bytes (all together)
   kernel_start    kernel, token, language, user, cwd, env, fds=[channel, stdout, stderr]
                                                ok {"pid"}
   kernel_signal   kernel, signal, group, brief?   group: the kernel's whole session, not only its process group
@@ -80,7 +80,7 @@ INIT (host <-> pid 1 of a sandbox)
 
 KERNEL (host <-> one kernel, passed through init's hands at kernel_start)
   kernel -> host  {"ev":"ready"}                                  and "next":n, as below
-  host -> kernel  {"do":"configure","env":{..},"cwd":path|null,"limits":{"processes","data_bytes"}}
+  host -> kernel  {"do":"configure","env":{..},"cwd":path|null,"limits":{"processes","data_bytes","open_files"}}
                                                                   before the first execution; no answer
                   {"do":"rehearse"}                               before the first: do as in one, and forget it
                   {"do":"execute","run":r,"env":{..},"cwd":path|null,"input":bool,"display_bytes":n,

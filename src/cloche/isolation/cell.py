@@ -19,6 +19,9 @@ from cloche.linux.cgroups.files import FileBytes
 from cloche.model import Limits
 
 FILES_SECONDS = 60.0  # after which file memory is read again, although the total has not changed
+# Without a memory cgroup, pipes of all processes together hold half the limit at most: each is two files and two pages.
+BYTES_PER_FILE = 8 << 10
+LEAST_OPEN_FILES = 64
 STUCK_SECONDS = 20.0  # dying takes a hundredth of a second, but a thousand may do it at once
 
 
@@ -131,14 +134,15 @@ class ProcessCell:
     def set_limits(self, limits: Limits) -> None:
         if self._group is None:
             return
-        self._group.set_memory(limits.memory_bytes + limits.space_bytes + self._volume_bytes)
+        self._group.set_memory(limits.memory_and_space_bytes + self._volume_bytes)
         self._group.set_cpus(limits.cpus)
         self._group.set_processes(limits.processes)
 
     def limits_for_init(self, limits: Limits) -> dict[str, int]:
         missing = {"memory", "pids"} if self._group is None else self._group.missing
-        all_bytes = limits.memory_bytes + limits.space_bytes + self._volume_bytes
-        watched = {"watch_memory_bytes": all_bytes, "data_bytes": limits.memory_bytes}
+        all_bytes = limits.memory_and_space_bytes + self._volume_bytes
+        files = max(LEAST_OPEN_FILES, min(limits.open_files, all_bytes // (limits.processes * BYTES_PER_FILE)))
+        watched = {"watch_memory_bytes": all_bytes, "data_bytes": limits.memory_bytes, "open_files": files}
         return (watched if "memory" in missing else {}) | ({"processes": limits.processes} if "pids" in missing else {})
 
     def stats(self) -> CellStats:

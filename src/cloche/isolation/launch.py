@@ -276,6 +276,8 @@ def _exec_zygote(order: dict[str, Any], channel: int, sync: socket.socket) -> No
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     listener = seccomp.SeccompFilter(bytes.fromhex(order["seccomp"])).install_with_listener()
+    if listener is None and order["uncharged"]:
+        raise RuntimeError("sockets cannot be counted behind another program's seccomp listener, and no cgroup does it")
     with socket.socket(fileno=ZYGOTE_FD + 1) as outer_end:
         socket.send_fds(outer_end, [b"l"], [] if listener is None else [listener])
     os.chdir("/")

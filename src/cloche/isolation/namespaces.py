@@ -128,7 +128,7 @@ class NamespacesBackend:
         self._cgroups = BackendCgroups(run_dir, instance, is_live)
         self._parent = self._cgroups.parent
         self.weighs_cells = self._cgroups.weigh_cells
-        self._programs = {name: compiled_policy(name) for name in ("nursery", "cell")}
+        self._programs = {name: compiled_policy(name) for name in ("nursery", "nursery-uncharged", "cell")}
         self._nurseries: list[NamespaceNursery] = []
         self._started = 0
         self._guarding: asyncio.Future[LockGuard | None] | None = None
@@ -157,6 +157,7 @@ class NamespacesBackend:
 
     def _make_order(self, template: Template) -> ZygoteOrder:
         rootfs.compile_programs(template)
+        uncharged = self._parent is None or "memory" in self._parent.missing
         env = rootfs.program_environment(template)
         stdin: dict[str, Any] = {
             "host_pid": os.getpid(),
@@ -164,7 +165,8 @@ class NamespacesBackend:
             "root": str(self._root),
             "plan": msgspec.to_builtins(rootfs.plan_root(template, packages=self._packages)),
             "open_files": 80 << 10,  # more than any sandbox may have
-            "seccomp": self._programs["nursery"].hex(),
+            "uncharged": uncharged,
+            "seccomp": self._programs["nursery-uncharged" if uncharged else "nursery"].hex(),
             "python": f"{rootfs.ENV_DIRECTORY}/bin/python3",
             "env": rootfs.import_environment(template),
         }
@@ -270,7 +272,7 @@ class NamespaceNursery:
     def _new_group(self, parent: cgroups.InstanceGroups) -> cgroups.Group:
         self._made += 1
         group = parent.create(f"cell-{self._number}-{self._made}")
-        group.set_memory(_DEFAULTS.memory_bytes + _DEFAULTS.space_bytes)
+        group.set_memory(_DEFAULTS.memory_and_space_bytes)
         group.set_sockets(SOCKET_BYTES)
         group.set_processes(_DEFAULTS.processes)
         return group

@@ -4,6 +4,8 @@ The kernel charges what a netlink socket holds to no cgroup, so the number of so
 nursery's filter hands every `socket(AF_NETLINK)` over to `launch`'s outermost process, which opens the socket in the
 caller's network namespace and gives it to the caller. It costs nothing while no program asks for one.
 
+Where no cgroup is charged for anything, all other sockets come here as well, to be counted.
+
 Of each socket that it has opened the gate keeps a watch in an epoll set, which the kernel removes when the last
 descriptor of the socket is closed, wherever that is: by that the gate counts those alive, in flight ones too.
 """
@@ -22,6 +24,7 @@ from cloche.linux.seccomp_listener import (
     WaitingCall,
     answer_with_descriptor,
     is_waiting,
+    let_call_go,
     receive_call,
     refuse_call,
 )
@@ -34,6 +37,7 @@ _PERIOD_SECONDS = 0.05
 _CALLS_PER_PERIOD = 50  # of one network namespace: beyond, its callers wait, and not the CPU of the host
 _PATIENCE_SECONDS = 1.0  # with all sockets taken: most are closed again after a millisecond
 _ANSWER_AT_LIMIT = errno.ENOBUFS
+_MOST_UNCHARGED = 256  # sockets of all kinds in one network namespace, where no cgroup is charged for them
 
 
 def count_allowed_sockets() -> int:
@@ -108,6 +112,9 @@ class NetlinkGate:
 
     def _admit(self, call: WaitingCall, until: float) -> None:
         """Answers a call, or keeps it for the next period."""
+        if call.arguments[0] & 0xFFFFFFFF != socket.AF_NETLINK:
+            self._admit_uncharged(call)
+            return
         try:
             home = os.open(f"/proc/{call.thread}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -118,6 +125,22 @@ class NetlinkGate:
                 self._waiting.append((call, until))
         finally:
             os.close(home)
+
+    def _admit_uncharged(self, call: WaitingCall) -> None:
+        """Lets a socket of another kind be made if there are not too many.
+
+        Others may be on their way, no more than the sandbox has threads; and each that connects makes one more.
+        """
+        try:
+            with open(f"/proc/{call.thread}/net/sockstat") as file:
+                used = int(file.readline().split()[2])
+        except (OSError, ValueError, IndexError):
+            refuse_call(self._listener, call, _ANSWER_AT_LIMIT)
+            return
+        if used < _MOST_UNCHARGED:
+            let_call_go(self._listener, call)
+        else:
+            refuse_call(self._listener, call, _ANSWER_AT_LIMIT)
 
     def _open_in(self, namespace: int, call: WaitingCall) -> bool:
         """Opens a socket in that network namespace for the caller; false if it has to wait."""

@@ -219,7 +219,8 @@ class ZygoteNursery:
         self._cells += 1
         try:
             volumes = {} if trees is None else {"volumes": trees.paths}
-            inside = {**spec_fields(spec), **extra, **volumes, "token": wires.token}
+            uncharged = {"uncharged": True} if group is None or "memory" in group.missing else {}
+            inside = {**spec_fields(spec), **extra, **volumes, **uncharged, "token": wires.token}
             order = {"do": "spawn", "cell": name, "spec": inside}
             wires.hand_over(self._channel, order, group, () if trees is None else trees.fds)
             async with asyncio.timeout(SPAWN_SECONDS):

@@ -9,12 +9,15 @@ from pathlib import Path
 
 from cloche import errors
 from cloche.guest.paths import SHARED_FILES_ID
-from cloche.isolation import ids
+from cloche.isolation import ids, netlink_gate
 from cloche.isolation.base import HostCheck
+from cloche.isolation.nursery import SOCKET_BYTES
 from cloche.linux import cgroups, landlock
 from cloche.linux.lock_guard import GuardedIds, LockGuard
+from cloche.model import MIB
 
 MINIMUM_KERNEL = (5, 12)  # mount_setattr
+GATE_KERNEL = (5, 14)  # SECCOMP_ADDFD_FLAG_SEND
 _ARCHITECTURES = ("x86_64", "aarch64")
 
 
@@ -42,7 +45,7 @@ def host_checks() -> list[HostCheck]:
     missing.
     """
     walls = [_check_landlock(), _check_seccomp(), _check_locks()]
-    return [_check_kernel(), _check_namespaces(), _check_ids(), *_check_cgroups(), *walls]
+    return [_check_kernel(), _check_namespaces(), _check_ids(), *_check_cgroups(), _check_netlink(), *walls]
 
 
 def _check_kernel() -> HostCheck:
@@ -92,8 +95,10 @@ def _check_ids() -> HostCheck:
     )
 
 
+_MEMORY_DETAIL = "memory_bytes and space_bytes as one bound, memory_and_space_bytes"
 _WITHOUT_CGROUPS = {
-    "memory": "best effort: init watches it and ends the largest context; RLIMIT_DATA behind that",
+    "memory": "best effort: init adds it up four times a second and ends a process; memory_bytes for each process by "
+    "RLIMIT_DATA; sockets and open files are counted; files without a name and System V objects are refused",
     "pids": "best effort: RLIMIT_NPROC",
     "cpu": "best effort: nothing but the host's scheduler",
     "freezer": "best effort: by SIGSTOP",
@@ -105,8 +110,19 @@ def _check_cgroups() -> list[HostCheck]:
     for each in cgroups.probe_cgroups().report:
         state = "enforced" if each.version else "best effort"
         detail = f"cgroup {each.version}" if each.version else _WITHOUT_CGROUPS[each.name]
+        if each.version and each.name == "memory":
+            detail += f": {_MEMORY_DETAIL}"
+        if each.version == "v1" and each.name == "memory":
+            detail += f"; beside it {SOCKET_BYTES // MIB} MiB for buffers of TCP and UDP"
         rows.append(HostCheck(name=f"limit on {each.name}", state=state, detail=detail, advice=each.advice))
     return rows
+
+
+def _check_netlink() -> HostCheck:
+    detail = f"{netlink_gate.count_allowed_sockets()} sockets of a sandbox at a time; no cgroup is charged for them"
+    if kernel_version() < GATE_KERNEL:
+        return HostCheck(name="limit on netlink", state="enforced", detail="refused", advice="Linux 5.14, to allow it")
+    return HostCheck(name="limit on netlink", state="enforced", detail=detail)
 
 
 def _check_landlock() -> HostCheck:

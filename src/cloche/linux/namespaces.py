@@ -40,6 +40,12 @@ def make_network() -> None:
     _write_file("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
 
 
+def limit_tcp_buffers() -> None:
+    """Limits what one connection in the caller's network namespace may hold to what other sockets do."""
+    for name in ("tcp_rmem", "tcp_wmem"):
+        _write_file(f"/proc/sys/net/ipv4/{name}", "4096 16384 212992")
+
+
 def raise_loopback() -> None:
     """Brings `lo` up in the caller's network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

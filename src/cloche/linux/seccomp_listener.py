@@ -17,6 +17,7 @@ _NOTIFICATION = struct.Struct("=QIIiIQ6Q")
 _RESPONSE = struct.Struct("=QqiI")
 _ADDITION = struct.Struct("=QIIII")
 _RECEIVE, _SEND, _IS_VALID, _ADD_DESCRIPTOR = 0xC0502100, 0xC0182101, 0x40082102, 0x40182103
+_CONTINUE = 1  # SECCOMP_USER_NOTIF_FLAG_CONTINUE
 _AND_ANSWER = 2  # SECCOMP_ADDFD_FLAG_SEND, from Linux 5.14 on
 
 
@@ -53,6 +54,11 @@ def is_waiting(listener: int, call: WaitingCall) -> bool:
 def refuse_call(listener: int, call: WaitingCall, number: int) -> None:
     """Answers with that errno. The caller may be gone."""
     _send(listener, _SEND, _RESPONSE.pack(call.id, 0, -number, 0))
+
+
+def let_call_go(listener: int, call: WaitingCall) -> None:
+    """Lets the kernel make the call as if there were no filter. The caller may be gone."""
+    _send(listener, _SEND, _RESPONSE.pack(call.id, 0, 0, _CONTINUE))
 
 
 def answer_with_descriptor(listener: int, call: WaitingCall, fd: int, *, close_on_exec: bool) -> None:

@@ -1,6 +1,6 @@
 """The memory watch: without cgroups, init checks memory itself and ends a process.
 
-It can be outrun.
+It looks four times a second; SECURITY.md has the bounds on what a program can take meanwhile.
 """
 
 from __future__ import annotations

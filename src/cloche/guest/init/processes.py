@@ -73,6 +73,7 @@ class Processes:
         defaults.user = header.get("user") or defaults.user
         defaults.processes = header.get("processes") or defaults.processes
         defaults.data_bytes = header.get("data_bytes") or defaults.data_bytes
+        defaults.open_files = header.get("open_files") or defaults.open_files
 
     # --- kernels
 

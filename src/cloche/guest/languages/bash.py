@@ -29,6 +29,7 @@ import time
 from cloche.guest import wire
 from cloche.guest.kernel.channel import Interrupts, KernelChannel
 from cloche.guest.kernel.written_files import WrittenFiles
+from cloche.linux.memory_file import open_unnamed_file
 
 # The variables of a shell: their names by `compgen`, their values by expansions that evaluate nothing.
 #
@@ -160,7 +161,7 @@ class BashProcess:
     """A bash that evaluates one text after the other."""
 
     def __init__(self) -> None:
-        self._cell = os.memfd_create("cell", os.MFD_CLOEXEC)
+        self._cell = open_unnamed_file("cell", os.MFD_CLOEXEC)
         commands, self._commands = os.pipe2(os.O_CLOEXEC)
         self._reports, report = os.pipe2(os.O_CLOEXEC)
         inherited = ((self._cell, _CELL), (report, _REPORT), (2, _STDERR))

@@ -13,6 +13,7 @@ from cloche.guest.kernel import threads
 from cloche.guest.python import exit, interpreter
 from cloche.guest.python import run as running
 from cloche.guest.python.client import REAL_PYTHON
+from cloche.linux.memory_file import open_unnamed_file
 
 # Words of programs that look at the stack, on which we are below them; that do what the leader of a session may not;
 # and that set what is heeded by an import.
@@ -123,7 +124,7 @@ def _can_run(source: bytes) -> bool:
 
 def _exec_interpreter(words: list, source: bytes) -> NoReturn:
     """With a program that was on stdin, from where it has been read."""
-    fd = os.memfd_create("stdin", 0)
+    fd = open_unnamed_file("stdin")
     with open(fd, "wb", closefd=False) as file:
         file.write(source)
     os.lseek(fd, 0, os.SEEK_SET)

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable
 from typing import NoReturn
 
+from cloche.linux.memory_file import open_unnamed_file
+
 # Our package is named by its place: without walls there is another of that name, which needs more than there is.
 _FRESH = """
 import sys
@@ -43,7 +45,7 @@ def run_script(order: dict, source: bytes) -> NoReturn:
 def exec_interpreter(order: dict, source: bytes, others: Iterable = ()) -> NoReturn:
     """In an interpreter of its own. `others`: modules that the program shall find elsewhere than we do."""
     order = {**order, "others": list(others)}
-    fd = os.memfd_create("program", 0)
+    fd = open_unnamed_file("program")
     with open(fd, "wb", closefd=False) as file:
         file.write(json.dumps(order).encode() + b"\n" + source)
     os.lseek(fd, 0, os.SEEK_SET)

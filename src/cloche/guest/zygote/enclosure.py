@@ -159,6 +159,8 @@ class Enclosure:
         self._write_boot_id()
         self._mounts.make()
         syscalls.set_hostname("cloche")
+        if spec.get("uncharged"):
+            namespaces.limit_tcp_buffers()
         sysctl = os.open("/proc/sys/user", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if self._ceilings else -1
         self._masks.make()
         landlock_wall = _wall_with(volumes) if volumes and self._landlock else self._landlock

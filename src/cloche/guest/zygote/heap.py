@@ -101,8 +101,10 @@ def _malloc_statistics() -> str:
 
     Not read by a pipe: where a user has many, one holds little.
     """
+    from cloche.linux.memory_file import open_unnamed_file  # the first process of a nursery has only this module
+
     saved = os.dup(2)
-    with open(os.memfd_create("statistics"), "r+b") as file:
+    with open(open_unnamed_file("statistics", os.MFD_CLOEXEC), "r+b") as file:
         try:
             os.dup2(file.fileno(), 2)
             sys._debugmallocstats()
