@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
@@ -18,6 +19,8 @@ logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # it would log
 
 MULTIPART_TYPE = "multipart/form-data"
 MAX_FIELD_BYTES = 4096  # of a field that is not a file
+MAX_PARTS_AT_ONCE = 16  # in a chunk that is parsed as one
+CROWDED_STEP_BYTES = 8192  # of another chunk
 _PARAMETER = re.compile(r';\s*([^\s=;]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)')
 _ESCAPED = re.compile(r'\\([][()<>@,;:\\"/?=])')  # as Go reads it: other backslashes are of paths of Windows
 _CUT_OFF = "the form ended before its closing boundary: send it again, whole"
@@ -111,8 +114,11 @@ async def _iterate_form_tokens(body: AsyncIterator[bytes], boundary: bytes) -> A
     """
     form = _FormParser(boundary)
     async for chunk in body:
-        for token in form.feed(chunk):
-            yield token
+        step = CROWDED_STEP_BYTES if chunk.count(boundary) > MAX_PARTS_AT_ONCE else max(1, len(chunk))
+        for start in range(0, len(chunk), step):
+            for token in form.feed(chunk[start : start + step]):
+                yield token
+            await asyncio.sleep(0)  # a chunk of thousands of parts takes long, and others their turns meanwhile
     if not form.whole:
         raise errors.InvalidRequest(_CUT_OFF)
 
