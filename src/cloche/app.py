@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cloche import errors
@@ -9,7 +10,7 @@ from cloche.api.admin import AdminApi, OwnerErasure
 from cloche.api.auth import Gatekeeper, is_loopback
 from cloche.api.console import Console, ConsoleContext
 from cloche.api.e2b import E2b
-from cloche.api.e2b.port_target import is_port_health, is_sandbox_host
+from cloche.api.e2b.port_target import ID_HEADER, PORT_HEADER, is_port_health, is_sandbox_host
 from cloche.api.jupyter import Jupyter
 from cloche.api.librechat import LibreChatApi
 from cloche.api.native import NativeApi
@@ -92,7 +93,10 @@ class ServerApp:
         """The dialect. Headers never route a path of ours to a sandbox: a cache keeps one answer for a path."""
         prefix = scope["path"].lstrip("/").partition("/")[0]
         if prefix in self._prefixes:
-            return "e2b" if is_sandbox_host(scope, self._domain) or is_port_health(scope) else prefix
+            headers = Headers(scope=scope)
+            selects = ID_HEADER in headers or PORT_HEADER in headers
+            own_name = is_sandbox_host(headers.get("host", ""), self._domain, has_headers=selects)
+            return "e2b" if own_name or (selects and is_port_health(scope["path"], headers)) else prefix
         return "e2b" if self._e2b.claims_request(scope) else UNKNOWN_DIALECT
 
 

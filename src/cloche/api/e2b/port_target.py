@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import re
 from urllib.parse import urlsplit
@@ -56,23 +57,23 @@ def port_target_of(scope: Scope, domain: str) -> PortTarget | None:
     return PortTarget(sandbox=_parse_sandbox_id(sandbox), port=_parse_port_number(port), by_host=False)
 
 
-def is_sandbox_host(scope: Scope, domain: str) -> bool:
+@functools.lru_cache(maxsize=64)  # nearly all requests of a server have one of a few names
+def is_sandbox_host(host: str, domain: str, *, has_headers: bool) -> bool:
     """Whether the Host name alone says that it is for this dialect, with any path.
 
     It is a sandbox's own, or `api.DOMAIN`, or that of a sandbox below another domain, which is refused.
     """
-    headers = Headers(scope=scope)
-    label, _, parent = _normalize_host_name(headers.get("host", "")).partition(".")
+    label, _, parent = _normalize_host_name(host).partition(".")
     if domain and parent == _normalize_host_name(domain):
         return label == "api" or _LABEL.fullmatch(label) is not None
     if not parent or not _OWN_LABEL.fullmatch(label):
         return False
-    return not domain or (ID_HEADER not in headers and PORT_HEADER not in headers)  # which win over a wrong name
+    return not (domain and has_headers)  # which win over a wrong name
 
 
-def is_port_health(scope: Scope) -> bool:
+def is_port_health(path: str, headers: Headers) -> bool:
     """Whether it is `GET /health` of envd or of the code server, by headers: clients may ask without the prefix."""
-    return scope["path"] == "/health" and Headers(scope=scope).get(PORT_HEADER) in (str(ENVD_PORT), str(CODE_PORT))
+    return path == "/health" and headers.get(PORT_HEADER) in (str(ENVD_PORT), str(CODE_PORT))
 
 
 def sandbox_domain(configured: str, public_url: str, host: str) -> str:
