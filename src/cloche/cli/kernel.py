@@ -45,7 +45,7 @@ def install(
     (place / "kernel.json").write_text(json.dumps(spec, indent=1) + "\n")
     click.echo(f"installed the kernel {name!r}: {place}")
     if not _has_zmq():
-        click.echo("it needs ZeroMQ for Python: pip install 'cloche[jupyter]'", err=True)
+        click.echo("it needs ZeroMQ for Python: pip install pyzmq, into the same environment", err=True)
 
 
 @command.command("remove")
@@ -76,7 +76,9 @@ def run(connection_file: Path, lang: str, session: str | None, rest: tuple[str, 
     `rest` are ipykernel's own options, which nbclient adds for a kernel that is called python3.
     """
     if not _has_zmq():
-        raise errors.Unavailable("a kernel for Jupyter needs ZeroMQ for Python: pip install 'cloche[jupyter]'")
+        raise errors.Unavailable(
+            "a kernel for Jupyter needs ZeroMQ for Python: pip install pyzmq, into the same environment"
+        )
     from cloche.cli.kernel_bridge import serve_kernel  # with pyzmq
 
     serve_kernel(load_command_config(), connection_file, LANGUAGES[lang].kernel_name, session)
