@@ -86,7 +86,7 @@ agents-env: .venv-agents/.stamp
 test-all: test test-long ## Run those tests too that take long: faults, fuzzing, hostile programs with patience
 
 .PHONY: test-long
-test-long: setup litellm-env
+test-long: setup litellm-env jupyter-env
 	$(call tested,-n $(WORKERS) --dist worksteal -m "long and not alone")
 	$(call tested,-m "long and alone" $(ALONE))
 
@@ -162,6 +162,21 @@ litellm-env: .venv-litellm/.stamp
 	@$(BIN)/uv pip install --quiet --python .venv-litellm/bin/python --override tests/litellm/overrides.txt -r tests/litellm/requirements.txt
 	@touch $@
 
+.PHONY: jupyter-test
+jupyter-test: setup jupyter-env ## Try JupyterLab, papermill, jupyter_kernel_test and AutoGen's suites with Cloche's kernels
+	$(BIN)/pytest tests/jupyter/test_programs.py $(PYTEST_FLAGS)
+
+.PHONY: jupyter-env
+jupyter-env: .venv-jupyter/.stamp
+
+# AutoGen's tests are in the source distribution only.
+.venv-jupyter/.stamp: tests/jupyter/requirements.txt | $(STAMP)
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-jupyter
+	@$(BIN)/uv pip install --quiet --python .venv-jupyter/bin/python -r tests/jupyter/requirements.txt
+	@.venv-jupyter/bin/python -m pip download --quiet --no-deps --no-binary :all: --no-build-isolation --dest .venv-jupyter/sdist autogen-ext==0.7.5
+	@tar -xzf .venv-jupyter/sdist/autogen_ext-0.7.5.tar.gz -C .venv-jupyter/sdist
+	@touch $@
+
 .PHONY: openai-suite
 openai-suite: setup ## Run public suites of OpenAI's API: checkouts as OPENRESPONSES_REPO=, OPENAI_REPO=, LITELLM_REPO=
 	@test -n "$(OPENRESPONSES_REPO)$(OPENAI_REPO)$(LITELLM_REPO)" || { echo "make openai-suite [OPENRESPONSES_REPO=path/to/openresponses] [OPENAI_REPO=path/to/openai-python] [LITELLM_REPO=path/to/litellm]" >&2; exit 1; }
@@ -184,5 +199,5 @@ bench: setup .venv-peers/.stamp ## Measure against the peers that need no Docker
 
 .PHONY: clean
 clean: ## Remove what the other targets made
-	rm -rf .venv .venv-litellm .venv-agents .venv-fuzz .data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-litellm .venv-jupyter .venv-agents .venv-fuzz .data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

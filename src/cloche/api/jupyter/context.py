@@ -144,10 +144,9 @@ class JupyterContext(DialectContext):
 
 
 def working_directory(env: Mapping[str, str]) -> str | None:
-    """KERNEL_WORKING_DIR, if it can be a directory of a sandbox: gateways send one of their own machine."""
-    path = env.get("KERNEL_WORKING_DIR", "")
-    inside = ("/mnt/data", "/home/user", "/workspace", "/tmp")
-    return path if any(path == each or path.startswith(each + "/") for each in inside) and ".." not in path else None
+    """KERNEL_WORKING_DIR, if it is below the usual directory of sandboxes: gateways send one of their own machine."""
+    path, usual = env.get("KERNEL_WORKING_DIR", ""), SandboxSpec().cwd
+    return path if (path == usual or path.startswith(usual + "/")) and ".." not in path else None
 
 
 def error_reply(error: errors.ClocheError) -> Response:
