@@ -1,16 +1,18 @@
 """Runs OpenSandbox's own end-to-end tests, from a checkout that you give, against a `cloche serve` of this checkout.
 
-    make opensandbox-suite OPENSANDBOX_REPO=path/to/OpenSandbox [SUITES="P J"] [MATCH=expression]
+    make opensandbox-suite OPENSANDBOX_REPO=path/to/OpenSandbox [SUITES="P J C"] [MATCH=expression]
 
 P tests/python, with the released clients; without the tests of client-side pools, which need an older client. J
 tests/javascript, with the released client, and the code interpreter of the checkout, which npm does not have. Nothing
 of theirs is changed. Their tests of the network want pypi.org and www.github.com: `make` runs them in a little internet
-(e2b_world.py), as root. Before them the volumes that they expect are filled, by their own client.
+(e2b_world.py), as root. Before them the volumes that they expect are filled, by their own client. C every command of
+the released command line `osb` that asks the server, once each.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import shutil
@@ -21,7 +23,13 @@ from pathlib import Path
 
 from e2b_suite import HERE, PYTEST, Outcome, Suite, free_port, make_python_environment, run_suite, serve
 
-CLIENTS = ["opensandbox==1.1.1", "opensandbox-code-interpreter==1.1.1", "pytest-order", "redis<6"]
+CLIENTS = [
+    "opensandbox==1.1.1",
+    "opensandbox-code-interpreter==1.1.1",
+    "opensandbox-cli==1.1.1",
+    "pytest-order",
+    "redis<6",
+]
 PYTHON_TESTS = ("code_interpreter_e2e", "sandbox_e2e", "sandbox_manager_e2e", "credential_vault_e2e")
 JS_CLIENT = "@alibaba-group/opensandbox@0.1.11"
 JS_CONFIG = """\
@@ -58,7 +66,7 @@ box.kill()
 def main() -> None:
     asked = _arguments()
     asked.work.mkdir(parents=True, exist_ok=True)
-    suites = [SUITES[name](asked) for name in asked.suites]
+    suites = [SUITES[name](asked) for name in asked.suites if name in SUITES]
     if asked.prepare:
         return
     lines: list[str] = []
@@ -69,6 +77,8 @@ def main() -> None:
             outcome = run_suite(suite, environment)
             lines += _told(suite.name, outcome)
             (asked.work / f"{suite.name}.failed").write_text("".join(f"{each}\n" for each in sorted(outcome.failed)))
+        if "C" in asked.suites:
+            lines += _told("C", _run_commands(python.with_name("osb"), asked.work.resolve(), environment))
     print("\n".join(lines))
 
 
@@ -76,7 +86,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repo", type=Path, required=True, help="a checkout of OpenSandbox")
     parser.add_argument("--work", type=Path, default=HERE / ".suites", help="where environments are made")
-    parser.add_argument("--suites", nargs="+", default=["P", "J"], choices=["P", "J"])
+    parser.add_argument("--suites", nargs="+", default=["P", "J", "C"], choices=["P", "J", "C"])
     parser.add_argument("--match", default="", help="only tests whose names match (pytest's -k, vitest's -t)")
     parser.add_argument("--prepare", action="store_true", help="make environments, and run nothing")
     parser.add_argument("--port", type=int, help="where its server listens")
@@ -107,6 +117,82 @@ def _js_suite(asked: argparse.Namespace) -> Suite:
     match = ["-t", asked.match] if asked.match else []
     reporters = ["--reporter=default", "--reporter=junit", f"--outputFile.junit={report}"]
     return Suite("J", directory, ["npx", "vitest", "run", *reporters, *match], report)
+
+
+OSB = """\
+sandbox list
+sandbox get BOX
+sandbox health BOX
+sandbox metrics BOX
+sandbox endpoint BOX --port 8000
+sandbox renew BOX --timeout 20m
+command run BOX -o raw -- true
+command status BOX COMMAND
+command logs BOX COMMAND
+command interrupt BOX COMMAND
+command session create BOX
+command session run BOX SESSION -o raw -- pwd
+command session delete BOX SESSION
+file mkdir BOX /tmp/d
+file write BOX /tmp/d/a.txt -c hello
+file cat BOX /tmp/d/a.txt
+file upload BOX up.txt /tmp/d/up.txt
+file download BOX /tmp/d/up.txt down.txt
+file info BOX /tmp/d/up.txt
+file chmod BOX /tmp/d/up.txt --mode 600
+file replace BOX /tmp/d/a.txt --old hello --new bye
+file search BOX /tmp/d --pattern *.txt
+file mv BOX /tmp/d/a.txt /tmp/d/b.txt
+file rm BOX /tmp/d/b.txt
+file rmdir BOX /tmp/d
+egress get BOX
+egress patch BOX --rule allow=pypi.org
+snapshot create BOX --name osb
+snapshot list
+snapshot get osb
+snapshot delete osb
+template list
+template get python
+template create --image python:3.12 --publish s3://any
+template delete python
+diagnostics events BOX --scope all
+diagnostics logs BOX --scope all
+credential-vault create BOX --file vault.json
+credential-vault get BOX
+credential-vault credential list BOX
+credential-vault credential get BOX t
+credential-vault binding list BOX
+credential-vault binding get BOX b
+credential-vault patch BOX --file change.json
+credential-vault delete BOX
+sandbox pause BOX
+sandbox resume BOX
+sandbox kill BOX
+"""
+BINDING = {"name": "b", "match": {"hosts": ["pypi.org"]}, "auth": {"type": "bearer", "credential": "t"}}
+
+
+def _run_commands(osb: Path, place: Path, environment: dict[str, str]) -> Outcome:
+    """Passed are the commands with the exit status 0."""
+    own = {"OPEN_SANDBOX_DOMAIN": environment["OPENSANDBOX_TEST_DOMAIN"], "HOME": str(place)}
+    own["OPEN_SANDBOX_API_KEY"] = environment["OPENSANDBOX_TEST_API_KEY"]
+    vault = {"credentials": [{"name": "t", "source": {"value": "secret"}}], "bindings": [BINDING]}
+    (place / "vault.json").write_text(json.dumps(vault))
+    (place / "change.json").write_text(json.dumps({"bindings": {"delete": ["b"]}}))
+    (place / "up.txt").write_text("up")
+
+    def run(words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(osb), *words.split()]
+        return subprocess.run(command, cwd=place, env={**environment, **own}, capture_output=True, text=True)
+
+    box = json.loads(run("sandbox create --image python:3.12 --timeout 10m -o json").stdout)["id"]
+    started = json.loads(run(f"command run {box} --background -o json -- sleep 600").stdout)["execution_id"]
+    session = json.loads(run(f"command session create {box} -o json").stdout)["session_id"]
+    outcome = Outcome({"sandbox create", "command run --background"}, set(), set())
+    for line in OSB.splitlines():
+        words = line.replace("BOX", box).replace("COMMAND", started).replace("SESSION", session)
+        (outcome.failed if run(words).returncode else outcome.passed).add(line)
+    return outcome
 
 
 SUITES = {"P": _python_suite, "J": _js_suite}

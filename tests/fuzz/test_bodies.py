@@ -27,7 +27,9 @@ from cloche.api.librechat import request as librechat
 from cloche.api.native import context
 from cloche.api.openai import chat_request, containers, conversations, responses_request
 from cloche.api.opensandbox import code as execd_code
+from cloche.api.opensandbox import commands as execd_commands
 from cloche.api.opensandbox import credentials_schema, lifecycle_schema
+from cloche.api.opensandbox import files as execd_files
 from cloche.api.opensandbox import network_schema as opensandbox_network
 from cloche.gateway.upstream import http
 from cloche.protocol import requests, responses
@@ -187,6 +189,25 @@ OPENSANDBOX = {
             "networkPolicy": OPENSANDBOX_POLICY,
             "extensions": {"access.renew.extend.seconds": "600"},
         },
+    ),
+    "volumes": (
+        lifecycle_schema.decode_create_request,
+        {
+            "image": {"uri": "python:3.12"},
+            "volumes": [{"mountPath": "/mnt/v", "pvc": {"claimName": "v"}, "subPath": "a/b", "readOnly": True}],
+        },
+    ),
+    "metadata": (lifecycle_schema.decode_metadata_patch, {"a": "1", "b": None}),
+    "command": (
+        lambda body: lifecycle_schema.decode_json_body(body, execd_commands.ExecdCommandBody).words,
+        {"command": "id", "cwd": "/tmp", "timeout": 5, "uid": 0, "gid": 0, "envs": {"A": "1"}, "background": False},
+    ),
+    "modes": (
+        lambda body: [
+            execd_files.decode_mode(each.mode)
+            for each in lifecycle_schema.decode_json_body(body, dict[str, execd_files.PermissionBody]).values()
+        ],
+        {"/tmp/d": {"mode": 755, "owner": "user", "group": "user"}},
     ),
     "renewal": (lifecycle_schema.decode_expiration, {"expiresAt": "2026-01-31T12:00:00Z"}),
     "policy": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -24,6 +25,8 @@ from opensandbox.models.filesystem import (
 )
 from opensandbox.models.sandboxes import PVC, Host, Volume
 from tests.conftest import RunningServer
+
+METRICS = {"cpu_count", "cpu_used_pct", "mem_total_mib", "mem_used_mib", "timestamp"}
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +131,75 @@ def test_files_are_written_read_moved_and_removed(box: SandboxSync):
     files.delete_directories([at])
     with pytest.raises(SandboxException):
         files.get_file_info([at])
+
+
+def test_a_command_ends_with_its_client(box: SandboxSync, server: RunningServer):
+    endpoint = box.get_endpoint(44772)
+    body = {"command": "echo $$; exec sleep 600"}
+    with httpx.stream("POST", f"http://{endpoint.endpoint}/command", json=body, headers=endpoint.headers) as answer:
+        lines = (json.loads(line[6:]) for line in answer.iter_lines() if line)
+        id, pid = next(lines)["text"], next(lines)["text"]
+        assert box.commands.run(f"kill -0 {pid}").exit_code == 0
+    deadline = time.monotonic() + 30
+    while box.commands.get_command_status(id).running and time.monotonic() < deadline:
+        pass
+    assert box.commands.get_command_status(id).exit_code == 137
+    assert box.commands.run(f"kill -0 {pid}").exit_code == 1
+
+
+def test_metrics_are_streamed(box: SandboxSync):
+    endpoint = box.get_endpoint(44772)
+    with httpx.stream("GET", f"http://{endpoint.endpoint}/metrics/watch", headers=endpoint.headers) as answer:
+        lines = answer.iter_lines()
+        assert [json.loads(next(lines)).keys() for _ in range(2)] == [METRICS, METRICS]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("POST", "/command", {}, 400, "INVALID_REQUEST_BODY"),
+        ("POST", "/command", {"command": "id", "argv": ["id"]}, 400, "INVALID_REQUEST_BODY"),
+        ("POST", "/command", {"command": "id", "gid": 1}, 400, "INVALID_REQUEST_BODY"),
+        ("POST", "/command", {"command": "id", "uid": -1}, 400, "INVALID_REQUEST_BODY"),
+        ("POST", "/command", {"command": "id", "cwd": "/never"}, 404, "FILE_NOT_FOUND"),
+        ("POST", "/command", {"command": "id", "envs": {"A=": "1"}}, 400, "INVALID_REQUEST_BODY"),
+        ("POST", "/command", {"command": 1}, 400, "INVALID_REQUEST_BODY"),
+        ("DELETE", "/command", None, 400, "MISSING_QUERY"),
+        ("DELETE", "/command?id=never", None, 404, "NOT_FOUND"),
+        ("GET", "/command/status/never", None, 404, "NOT_FOUND"),
+        ("GET", "/command/never/logs", None, 404, "NOT_FOUND"),
+        ("POST", "/session/never/run", {"command": "id"}, 404, "CONTEXT_NOT_FOUND"),
+        ("DELETE", "/session/never", None, 404, "CONTEXT_NOT_FOUND"),
+        ("POST", "/session/default/run", {"command": "id"}, 404, "CONTEXT_NOT_FOUND"),
+        ("GET", "/files/info?path=/never", None, 404, "FILE_NOT_FOUND"),
+        ("GET", "/files/download", None, 400, "MISSING_QUERY"),
+        ("GET", "/files/download?path=/etc/passwd&offset=0", None, 400, "INVALID_REQUEST_BODY"),
+        ("GET", "/files/download?path=/tmp", None, 400, "INVALID_FILE"),
+        ("POST", "/files/permissions", {"/etc/passwd": {"mode": 999}}, 400, "INVALID_REQUEST_BODY"),
+        ("POST", "/files/permissions", {"/tmp": {"owner": "never"}}, 400, "INVALID_REQUEST_BODY"),
+        ("POST", "/files/replace", {"/etc/passwd": {"old": "", "new": ""}}, 400, "INVALID_REQUEST_BODY"),
+        ("GET", "/directories/list?path=/etc/passwd", None, 400, "INVALID_FILE"),
+        ("GET", "/v1/filesystem/7/7/files/info?path=/tmp", None, 400, "NOT_SUPPORTED"),
+        ("POST", "/files/upload", None, 400, "INVALID_REQUEST_BODY"),
+        ("POST", "/pty", {}, 501, "NOT_SUPPORTED"),
+        ("GET", "/v1/isolated/capabilities", None, 501, "NOT_SUPPORTED"),
+    ],
+)
+def test_bad_requests_of_execd_are_named(box: SandboxSync, method: str, path: str, body: Any, status: int, code: str):
+    endpoint = box.get_endpoint(44772)
+    answer = httpx.request(method, f"http://{endpoint.endpoint}{path}", json=body, headers=endpoint.headers)
+    assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
+    assert httpx.get(f"http://{endpoint.endpoint}/ping", headers=endpoint.headers).status_code == 200
+
+
+def test_files_are_used_as_an_identity(box: SandboxSync):
+    as_user, as_root = box.files_with_identity(1000, 1000), box.files_with_identity(0, 0)
+    as_root.write_file("/tmp/of-root", "x", mode=600)
+    as_user.write_file("/tmp/of-user", "x")
+    info = box.files.get_file_info(["/tmp/of-root", "/tmp/of-user"])
+    assert (info["/tmp/of-root"].owner, info["/tmp/of-user"].owner) == ("root", "user")
+    with pytest.raises(SandboxException):
+        as_user.read_file("/tmp/of-root")
 
 
 def test_code_runs_in_contexts(box: SandboxSync):

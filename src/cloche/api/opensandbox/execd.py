@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -9,17 +11,27 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from cloche import errors
-from cloche.api.dialect import NotSupported, UnsupportedField, dialect_route, json_reply
-from cloche.api.http import Handler, status_of
+from cloche.api.dialect import (
+    EVENTS_TYPE,
+    SSE_HEADERS,
+    Json,
+    NotSupported,
+    UnsupportedField,
+    dialect_route,
+    json_reply,
+)
+from cloche.api.http import Handler, StreamResponse, status_of
 from cloche.api.opensandbox.context import OpenSandboxContext, error_reply
 from cloche.api.opensandbox.lifecycle_schema import EXECD_PORT
 from cloche.api.opensandbox.registry import SandboxState, stored_request_of
 from cloche.api.requests import charge_sandbox_owner
 from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.events import encode_json
 from cloche.model import MIB
 
 T = TypeVar("T")
 
+METRICS_SECONDS = 1.0
 EXECD_PATH = f"/sandboxes/{{id}}/proxy/{EXECD_PORT}"
 
 
@@ -31,7 +43,11 @@ class ExecdPlane:
 
     @property
     def routes(self) -> list[BaseRoute]:
-        return [self.route("GET", "/ping", self.answer_ping), self.route("GET", "/metrics", self.show_metrics)]
+        return [
+            self.route("GET", "/ping", self.answer_ping),
+            self.route("GET", "/metrics", self.show_metrics),
+            self.route("GET", "/metrics/watch", self.watch_metrics),
+        ]
 
     def route(self, method: str, path: str, handler: Handler) -> Route:
         return dialect_route(self, method, EXECD_PATH + path, handler)
@@ -61,16 +77,31 @@ class ExecdPlane:
 
     async def show_metrics(self, request: Request) -> Response:
         sandbox, _ = await self.enter(request)
-        sample, limits = await sandbox.meter.latest_sample(), sandbox.limits
-        return json_reply(
-            {
-                "cpu_count": limits.cpus,
-                "cpu_used_pct": min(round(sample.cpu_percent, 2), 100.0),
-                "mem_total_mib": round(limits.memory_bytes / MIB, 2),
-                "mem_used_mib": round(min(sample.memory_bytes, limits.memory_bytes) / MIB, 2),
-                "timestamp": int(sample.at * 1000),
-            }
+        return json_reply(await measure_sandbox(sandbox))
+
+    async def watch_metrics(self, request: Request) -> Response:
+        """A line of JSON every second."""
+        sandbox, _ = await self.enter(request)
+        return StreamResponse(
+            _stream_metrics(sandbox), headers=SSE_HEADERS, media_type=EVENTS_TYPE, until=sandbox.wait_ended
         )
+
+
+async def measure_sandbox(sandbox: Sandbox) -> Json:
+    sample, limits = await sandbox.meter.latest_sample(), sandbox.limits
+    return {
+        "cpu_count": limits.cpus,
+        "cpu_used_pct": min(round(sample.cpu_percent, 2), 100.0),
+        "mem_total_mib": round(limits.memory_bytes / MIB, 2),
+        "mem_used_mib": round(min(sample.memory_bytes, limits.memory_bytes) / MIB, 2),
+        "timestamp": int(sample.at * 1000),
+    }
+
+
+async def _stream_metrics(sandbox: Sandbox) -> AsyncGenerator[bytes, None]:
+    while sandbox.ending is None:
+        yield encode_json(await measure_sandbox(sandbox)) + b"\n"
+        await asyncio.sleep(METRICS_SECONDS)
 
 
 class MissingQueryParameter(errors.InvalidRequest):

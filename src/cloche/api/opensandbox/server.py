@@ -26,6 +26,7 @@ def server_routes(api: OpenSandboxContext) -> list[BaseRoute]:
         api.route("POST", "/metrics/events", plane.take_telemetry),
         api.route("GET", "/templates", plane.list_templates),
         api.route("GET", "/templates/{template:path}", plane.show_template),
+        api.route("DELETE", "/templates/{template:path}", plane.remove_template),
         api.route("GET", "/sandboxes/{id}/diagnostics/events", plane.show_events),
         api.route("GET", "/sandboxes/{id}/diagnostics/logs", plane.show_logs),
     ]
@@ -57,6 +58,15 @@ class ServerPlane:
         if found is None:
             raise errors.NotFound(f"there is no template {id[:80]!r}")
         return json_reply(found)
+
+    async def remove_template(self, request: Request) -> Response:
+        """Removes a template that the owner built by another API."""
+        owner, id = self._api.owner(request), request.path_params["template"]
+        built = next((each for each in await self._engine.builds.templates(owner) if id in (each.id, each.name)), None)
+        if built is None:
+            raise errors.NotFound(f"you have built no template {id[:80]!r}; those of the host are its operator's")
+        await self._engine.builds.remove(built)
+        return Response(status_code=204)
 
     async def show_events(self, request: Request) -> Response:
         info, scope = await self._described(request)
