@@ -22,7 +22,7 @@ REPORT = "import sys; print((sorted(name for name in sys.modules if name.startsw
 
 INIT = """
 guest: paths wire
-guest.files: deep_walk directories files image image_format image_reader image_writer move tree watch write
+guest.files: deep_walk directories files image image_format image_reader image_writer move ranges tree watch write
 guest.init: caller_attributes certificates children defaults errors freeze identity init kernel_copies limits
 guest.init: memory_watch ports processes programs service_sockets sessions sudo_server warm_python
 guest.kernel: channel installed written_files

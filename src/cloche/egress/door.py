@@ -137,7 +137,6 @@ class ConnectionAcceptor:
     """Hands every connection that comes to `listener` to `admit(connection)`, which owns it, until `close`."""
 
     def __init__(self, listener: socket.socket, admit: Callable[[socket.socket], None]):
-        self.port: int = listener.getsockname()[1]
         self._listener = listener
         self._admit = admit
         self._waiting = select.poll()

@@ -48,7 +48,8 @@ INIT (host <-> pid 1 of a sandbox)
                                                ok {"pid"}, with a pty fds=[its master]
   process_signal  process, signal, brief?
   process_list    ok {"processes":[{id,pid,command,user,cwd,started_at},..]}
-  file_read       path, user, max_inline       ok {"size","modified_at"} + body, or fds=[regular file, read only]
+  file_read       path, user, max_inline, offset (0; of what is relayed, see below)
+                                               ok {"size","modified_at"} + body, or fds=[regular file, read only]
   file_write      path, user, mode | null, size   size known and small: the body is the content; ok {info}
                   owner: user | null           owner of it, and of the directories made for it
                   attributes: {"space","values":{..}} | null
@@ -74,7 +75,10 @@ INIT (host <-> pid 1 of a sandbox)
   watch_collect                                ok {}, after the events of all that was done before
   usage                                        ok {"memory_bytes","space_bytes","cpu_milliseconds"}, of all of it
   port_connect    port, six: bool              ok {}, fds=[TCP socket, connected or about to be]
-  door_open       port (0: a free one)         ok {}, fds=[TCP socket that listens on loopback]
+  door_open       port (0: a free one)         ok {"port"}, fds=[TCP socket that listens on loopback]
+  terminal_resize process, rows, columns       ok {}, of a terminal that is relayed
+  Where a guest can pass no descriptor, a request that would be answered with one has fds=[a socket] and
+  "relay": true, or for door_open "relay": the name of a socket of the host's. See `cloche.guest.init.relays`.
   stirring        process | kernel             ok {"stirring":bool}: whether its session runs just now
   trust           path, system                 ok {}; body=certificates; see `certificates`
 

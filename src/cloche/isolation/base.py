@@ -44,6 +44,11 @@ class SandboxCell(Protocol):
     first_kernel: FirstKernel
     socket: socket.socket  # the host's end of init's channel; early requests wait until isolation is complete
 
+    passes_descriptors: bool  # whether its guest can; else what exists inside only is relayed
+
+    def open_guest_socket(self, name: str) -> Socket:
+        """A listener of the host's to which its init can connect by that name, where it passes no descriptors."""
+
     def listen(self, on_event: Callable[[dict[str, Any]], None]) -> None:
         """Calls `on_event` for events that init does not see, in init's format: that the first kernel has ended."""
 

@@ -75,6 +75,8 @@ class CellSockets:
 class ProcessCell:
     """One cell: a pid 1, its cgroup if there is one, and our end of init's channel."""
 
+    passes_descriptors = True
+
     def __init__(
         self,
         name: str,
@@ -205,6 +207,9 @@ class ProcessCell:
         if self._frozen and self._group is not None and not self._closed:
             self._group.thaw_programs()
             self._frozen = False
+
+    def open_guest_socket(self, name: str) -> socket.socket:
+        raise errors.Unavailable("the guest passes its own")
 
     def rest(self) -> None:
         """Costs nothing while it waits."""

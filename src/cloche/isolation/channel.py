@@ -300,7 +300,7 @@ def make_kernel_wires() -> KernelWires:
     """The caller closes `theirs` when a kernel has them. Raises Unavailable."""
     made: list[tuple[int, int]] = []
     try:
-        made += [_make_ends(_make_socket_pair), make_output_pipe(), make_output_pipe()]
+        made += [make_socket_pair(), make_output_pipe(), make_output_pipe()]
     except errors.Unavailable:
         close_all([fd for ends in made for fd in ends])
         raise
@@ -308,9 +308,14 @@ def make_kernel_wires() -> KernelWires:
     return KernelWires(secrets.token_hex(8), (channel[0], out[0], err[0]), (channel[1], out[1], err[1]))
 
 
-def _make_socket_pair() -> tuple[int, int]:
-    ours, theirs = socket.socketpair()
-    return ours.detach(), theirs.detach()
+def make_socket_pair() -> tuple[int, int]:
+    """The host's end, and the guest's. Raises Unavailable."""
+
+    def make() -> tuple[int, int]:
+        ours, theirs = socket.socketpair()
+        return ours.detach(), theirs.detach()
+
+    return _make_ends(make)
 
 
 def _make_ends(make: Callable[[], tuple[int, int]]) -> tuple[int, int]:

@@ -38,11 +38,13 @@ BACKEND_NAME = "gvisor"
 OVERHEAD_BYTES = 256 * MIB  # of gVisor itself, and of what was imported, of which each sandbox has a copy
 OVERHEAD_THREADS = 512
 THREADS_PER_PROCESS = 4  # of gVisor, for one thread of a program
+BACKLOG = 512  # of connections that init relays
 REST_SECONDS = 0.25  # after which a cell in a pool has done what its making has begun
 RESTORE_SECONDS = 60.0
 _BOOT = "import sys; sys.path.insert(0, '/opt/cloche/lib'); from cloche.guest.zygote.standalone import main; main()"
-# Waits for its stdin's first line: it has been moved into its cgroup by then.
-_WHEN_TOLD = ["/bin/sh", "-c", 'read -r _; exec "$@"', "sh"]
+# Waits for its stdin's first line: it has been moved into its cgroup by then. Mounts that runsc makes (of a network
+# namespace, in its own directory) are in a mount namespace that ends with it.
+_WHEN_TOLD = ["/bin/sh", "-c", 'read -r _; exec unshare --mount --propagation private "$@"', "sh"]
 _DEFAULTS = Limits()
 
 
@@ -92,6 +94,7 @@ class GvisorBackend:
         (root / STANDALONE_ORDER[1:]).write_text(json.dumps(order))
         (root / STANDALONE_FILTER[1:]).write_bytes(self._filter)
         (root / HOST_DIRECTORY[1:]).mkdir()
+        (root / "opt/cloche/nothing").touch()  # lies over files of /proc
         binds = [*plan.binds, *((f"{root}/{source}", name) for name, source in plan.covers.items())]
         for source, name in plan.binds:
             make_mount_point(source, f"{root}/{name}")
@@ -165,7 +168,7 @@ class GvisorNursery:
             if isinstance(error, TimeoutError):
                 raise errors.NurseryFailed(f"no sandbox was restored in {RESTORE_SECONDS:.0f} s") from None
             raise
-        cell = GvisorCell(name, wires, pidfd, group, lambda: self._on_closed(cell, start))
+        cell = GvisorCell(name, wires, pidfd, group, start.sockets, lambda: self._on_closed(cell, start))
         self._cells.add(cell)
         return cell
 
@@ -173,10 +176,13 @@ class GvisorNursery:
         self._cells.discard(cell)
         start.remove_directory()
 
-    def bundle_for(self, directory: Path) -> None:
-        """Writes the bundle of a sandbox into its directory, which is made here, with that of its sockets."""
-        (directory / "host").mkdir(parents=True)
-        self._bundle.write(directory, directory / "host")
+    def bundle_for(self, directory: Path) -> Path:
+        """Writes the bundle of a sandbox into its directory, made here. Returns the directory of its sockets."""
+        sockets = directory / "host"
+        directory.mkdir(parents=True)
+        sockets.mkdir(mode=0o700)  # for init alone
+        self._bundle.write(directory, sockets)
+        return sockets
 
     def command(self, directory: Path, *words: str) -> list[str]:
         return self._runsc.command(directory / "state", *words)
@@ -220,7 +226,7 @@ class RunscStart:
         self._directory = directory
         self._group = group
         self._process: subprocess.Popen[bytes] | None = None
-        nursery.bundle_for(directory)
+        self.sockets = nursery.bundle_for(directory)
 
     async def run_guest(self) -> None:
         """Runs the guest until it says that its imports are done. Raises NurseryFailed."""
@@ -247,7 +253,7 @@ class RunscStart:
     async def restore(self, image: Path, wires: CellSockets, spec: dict[str, Any]) -> int:
         """Restores the guest and gives it its sandbox. Returns the pidfd of gVisor's process. Raises NurseryFailed."""
         pid_file = self._directory / "pid"
-        with self._listen() as listener:
+        with listen_in(self.sockets, "sock") as listener:
             words = ("--detach", "--pid-file", str(pid_file), "--bundle", str(self._directory))
             process = self._start("restore", *words, f"--image-path={image}", "s", stdout=subprocess.DEVNULL)
             await self._wait_for(process)
@@ -259,19 +265,8 @@ class RunscStart:
             except BaseException:
                 os.close(pidfd)
                 raise
-        os.unlink(self._directory / "host" / "sock")
+        os.unlink(self.sockets / "sock")
         return pidfd
-
-    def _listen(self) -> socket.socket:
-        """By the directory's descriptor: its path may be longer than an address."""
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        directory = os.open(self._directory / "host", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            listener.bind(f"/proc/self/fd/{directory}/sock")
-        finally:
-            os.close(directory)
-        listener.listen(1)
-        return listener
 
     def _start(self, *words: str, stdout: int) -> subprocess.Popen[bytes]:
         with open(self._directory / "stderr", "wb") as stderr:
@@ -328,11 +323,37 @@ class RunscStart:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+def listen_in(directory: Path, name: str) -> socket.socket:
+    """A non-blocking listener in a directory whose path may be longer than an address. Raises Unavailable."""
+    try:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        opened = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            listener.bind(f"/proc/self/fd/{opened}/{name}")
+            listener.listen(BACKLOG)
+        finally:
+            os.close(opened)
+    except OSError as error:
+        raise errors.Unavailable(f"no socket could be made for a sandbox: {error.strerror}") from None
+    return listener
+
+
 class GvisorCell(ProcessCell):
     """Its pid 1, as the host sees it, is gVisor itself."""
 
-    def __init__(self, name: str, wires: CellSockets, pidfd: int, group: Group | None, on_closed: Callable[[], None]):
+    passes_descriptors = False
+
+    def __init__(
+        self,
+        name: str,
+        wires: CellSockets,
+        pidfd: int,
+        group: Group | None,
+        sockets: Path,
+        on_closed: Callable[[], None],
+    ):
         super().__init__(name, wires.init, wires.first_kernel(), pidfd, group, on_closed)
+        self._sockets = sockets
         self._rest: asyncio.TimerHandle | None = None
         self._is_resting = False
 
@@ -360,6 +381,9 @@ class GvisorCell(ProcessCell):
 
     def thaw(self) -> None:
         """`freeze` does nothing."""
+
+    def open_guest_socket(self, name: str) -> socket.socket:
+        return listen_in(self._sockets, name)
 
     def rest(self) -> None:
         self._rest = asyncio.get_running_loop().call_later(REST_SECONDS, self._freeze_all)

@@ -109,6 +109,8 @@ class PlainNursery:
 class PlainCell:
     """A cell without a pid namespace: its init must be let to end its descendants before it ends itself."""
 
+    passes_descriptors = True
+
     def __init__(self, cell: ProcessCell):
         self._cell = cell
         self.name = cell.name
@@ -148,6 +150,9 @@ class PlainCell:
 
     def thaw(self) -> None:
         """There is nothing to thaw: `freeze` does nothing."""
+
+    def open_guest_socket(self, name: str) -> socket.socket:
+        return self._cell.open_guest_socket(name)
 
     def rest(self) -> None:
         """Costs nothing while it waits."""

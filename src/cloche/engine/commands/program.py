@@ -12,7 +12,7 @@ from cloche import errors
 from cloche.engine.executions import kernel
 from cloche.engine.executions.kernel import OUTPUT_STREAMS
 from cloche.engine.executions.program_limits import FreezeCallback, PausableTimer
-from cloche.engine.sandboxes.init_client import InitClient, InitReply, take_only_fd
+from cloche.engine.sandboxes.init_client import InitClient, InitReply
 from cloche.events import Exited
 from cloche.isolation.channel import Header, OutputPipe, PipeWriter, close_all, make_input_pipe, make_output_pipe
 from cloche.model import Outcome, Stream, Struct, Usage, check_terminal_size
@@ -80,11 +80,13 @@ class SandboxProgram:
         """Raises the error that init answers."""
         try:
             warm = ask.script is not None
-            theirs = self._make_pipes(ask)
-            reply = await self._guest.request(
-                "process_start", _request_body(ask), warm=warm, wires=theirs, process=self.id, **_request_fields(ask)
-            )
-            self._take_reply(reply, ask)
+            order = {"body": _request_body(ask), "warm": warm, "process": self.id, **_request_fields(ask)}
+            if ask.pty:
+                reply, terminal = await self._guest.request_descriptor("process_start", **order)
+                self._take_terminal(terminal)
+            else:
+                reply = await self._guest.request("process_start", wires=self._make_pipes(ask), **order)
+            self._take_reply(reply)
         except BaseException:
             self._close_pipes()
             # A caller that is cancelled here does not know whether init has started it already.
@@ -125,7 +127,10 @@ class SandboxProgram:
             raise errors.InvalidRequest(f"process {self.id} has no terminal")
         check_terminal_size((rows, columns))
         try:
-            self._stdin.resize(rows, columns)
+            if self._guest.cell.passes_descriptors or self._stdin.closed:
+                self._stdin.resize(rows, columns)
+            else:
+                self._guest.tell("terminal_resize", process=self.id, rows=rows, columns=columns)
         except OSError:
             raise errors.InvalidRequest(f"process {self.id} has closed its terminal") from None
 
@@ -174,10 +179,8 @@ class SandboxProgram:
         raise NotImplementedError
 
     def _make_pipes(self, ask: ProgramSpec) -> list[int]:
-        """Makes its pipes, and returns the guest's ends. A terminal can be made inside only."""
+        """Makes its pipes, and returns the guest's ends."""
         theirs: list[int] = []
-        if ask.pty:
-            return theirs
         try:
             for stream in OUTPUT_STREAMS:
                 ours, end = make_output_pipe()
@@ -192,18 +195,15 @@ class SandboxProgram:
             raise
         return theirs
 
-    def _take_reply(self, reply: InitReply, ask: ProgramSpec) -> None:
+    def _take_reply(self, reply: InitReply) -> None:
         if self.exited is not None:
-            close_all(reply.fds)
             raise errors.SandboxLost("the sandbox ended while a process was being started in it")
-        if ask.pty:
-            self._take_terminal(take_only_fd(reply))
         pid = reply.ok.get("pid")
         self.pid = pid if type(pid) is int and 0 < pid < 1 << 32 else 0
         self._begin_reading()
 
     def _take_terminal(self, terminal: int) -> None:
-        if not os.isatty(terminal):
+        if self._guest.cell.passes_descriptors and not os.isatty(terminal):
             os.close(terminal)
             raise errors.ProtocolViolation("the guest's init did not pass the terminal of a process")
         self._has_terminal = True

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import socket
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from cloche import errors
 from cloche.engine.sandboxes.init_client import InitClient, take_only_fd
@@ -22,9 +23,29 @@ if TYPE_CHECKING:
 # Listeners on a sandbox's loopback on which the host itself accepts: connections bypass the guest's init.
 
 
-async def open_guest_listener(guest: InitClient, port: int) -> socket.socket:
+class GuestListener(NamedTuple):
+    socket: socket.socket
+    port: int  # on the sandbox's loopback
+
+
+async def open_guest_listener(guest: InitClient, port: int) -> GuestListener:
     """Raises FileError where a program has that port (0: any that is free), ProtocolViolation, Gone."""
-    fd = take_only_fd(await guest.request("door_open", port=port))
+    if guest.cell.passes_descriptors:
+        listener = _check_listener(take_only_fd(await guest.request("door_open", port=port)))
+        return GuestListener(listener, listener.getsockname()[1])
+    name = f"door-{port or secrets.token_hex(8)}"
+    listener = guest.cell.open_guest_socket(name)
+    try:
+        reply = await guest.request("door_open", port=port, relay=name)
+    except BaseException:
+        listener.close()
+        raise
+    opened = reply.ok.get("port")
+    return GuestListener(listener, opened if type(opened) is int and 0 < opened < 65536 else 0)
+
+
+def _check_listener(fd: int) -> socket.socket:
+    """Raises ProtocolViolation."""
     try:
         listener = socket.socket(fileno=fd)
     except OSError:
@@ -53,6 +74,7 @@ class ToolServer:
     def __init__(self, guest: InitClient):
         self._guest = guest
         self._arrivals: ConnectionAcceptor | None = None
+        self._port = 0
         self._opening = asyncio.Lock()
         self._is_closed = False
         self._hosts: dict[str, ToolOffer] = {}
@@ -64,12 +86,12 @@ class ToolServer:
 
         async with self._opening:
             if self._arrivals is None or self._is_closed:  # then init says so
-                listener = await open_guest_listener(self._guest, 0)
+                listener, self._port = await open_guest_listener(self._guest, 0)
                 if self._is_closed:  # the sandbox ended while its init answered
                     listener.close()
                     raise errors.SandboxLost("the sandbox ended before its tools were ready")
                 self._arrivals = ConnectionAcceptor(listener, self._admit_connection)
-        return self._arrivals.port
+        return self._port
 
     def add(self, token: str, host: ToolOffer) -> None:
         self._hosts[token] = host

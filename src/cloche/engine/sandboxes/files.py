@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import secrets
+import socket
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Annotated, Any, cast
 
@@ -27,7 +29,7 @@ from cloche.engine.sandboxes.init_client import (
 from cloche.events import Signal
 from cloche.file_content import Chunk, Chunks, Content, encode_chunk, encode_chunks
 from cloche.guest import wire
-from cloche.isolation.channel import Header, PipeWriter, clean_text, make_input_pipe
+from cloche.isolation.channel import Header, PipeWriter, clean_text, make_input_pipe, make_socket_pair
 from cloche.json_text import TooComplexJson, parse_json
 from cloche.model import (
     GIB,
@@ -94,6 +96,42 @@ class OpenFile:
         if self._fd is None:
             return self._content[start : start + size]
         return await asyncio.to_thread(os.pread, self._fd, size, start)
+
+
+class RelayedFile(OpenFile):
+    """One that comes from the guest as a stream, from the place where it is read on. Owns the `relay` of it.
+
+    `open_relay(offset)` opens another, which begins there.
+    """
+
+    def __init__(
+        self,
+        size_bytes: int,
+        modified_at: float,
+        relay: socket.socket,
+        open_relay: Callable[[int], Awaitable[socket.socket]],
+    ):
+        super().__init__(size_bytes, modified_at)
+        self._relay = relay
+        self._open_relay = open_relay
+        self._at = 0  # what comes next
+
+    @property
+    def inline_content(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self._relay.close()
+
+    async def _read_range(self, start: int, size: int) -> bytes:
+        if start != self._at:
+            self._relay.close()
+            self._relay, self._at = await self._open_relay(start), start
+        if size <= 0:
+            return b""
+        content = await asyncio.get_running_loop().sock_recv(self._relay, size)
+        self._at += len(content)
+        return content
 
 
 def open_file_reply(reply: InitReply) -> OpenFile:
@@ -327,6 +365,8 @@ class SandboxFiles:
 
     async def read(self, path: str, *, user: User | None = None) -> bytes:
         """The whole content. Files over the sandbox's writable space or 2 GiB are refused: use `open_read`."""
+        if not self._guest.cell.passes_descriptors:
+            return await self._read_relayed(path, user)
         reply = await self._request_file("file_read", path, user, max_inline=INLINE_BYTES)
         if not reply.fds:
             return reply.body
@@ -338,9 +378,41 @@ class SandboxFiles:
         finally:
             os.close(fd)
 
+    async def _read_relayed(self, path: str, user: User | None) -> bytes:
+        content = io.BytesIO()  # gives its bytes away without a copy
+        async with await self.open_whole(path, user=user) as file:
+            async for chunk in file.chunks(end=file.size_bytes):
+                content.write(chunk)
+        return content.getvalue()
+
     async def open(self, path: str, *, user: User | None = None) -> OpenFile:
         """A file to be read in parts. The caller closes it."""
-        return open_file_reply(await self._request_file("file_read", path, user, max_inline=INLINE_BYTES))
+        if self._guest.cell.passes_descriptors:
+            return open_file_reply(await self._request_file("file_read", path, user, max_inline=INLINE_BYTES))
+        reply, relay = await self._open_relay(path, user, INLINE_BYTES, 0)
+        if reply.ok.get("relayed") is not True:
+            relay.close()
+            return open_file_reply(reply)
+
+        async def open_relay(offset: int) -> socket.socket:
+            return (await self._open_relay(path, user, 0, offset))[1]
+
+        size = number_field(reply.ok, "size")
+        return RelayedFile(int(size), number_field(reply.ok, "modified_at"), relay, open_relay)
+
+    async def _open_relay(
+        self, path: str, user: User | None, max_inline: int, offset: int
+    ) -> tuple[InitReply, socket.socket]:
+        """The file as a stream, unless it is so small that it comes with the answer."""
+        ours, theirs = make_socket_pair()
+        relay = socket.socket(fileno=ours)
+        relay.setblocking(False)
+        try:
+            order: dict[str, Any] = {"relay": True, "max_inline": max_inline, "offset": offset}
+            return await self._request_file("file_read", path, user, wires=(theirs,), **order), relay
+        except BaseException:
+            relay.close()
+            raise
 
     async def open_whole(self, path: str, *, user: User | None = None) -> OpenFile:
         """As `open`, for callers that read all of it into memory. Raises FileError for sizes that `read` refuses."""

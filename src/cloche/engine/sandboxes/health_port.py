@@ -31,6 +31,7 @@ class HealthPort:
     def __init__(self, guest: InitClient):
         self._guest = guest
         self._acceptor: ConnectionAcceptor | None = None
+        self._port: int | None = None
         self._connections: set[HealthConnection] = set()
         self._begun = self._is_closed = False
 
@@ -42,17 +43,17 @@ class HealthPort:
             return
         self._begun = True
         try:
-            listener = await open_guest_listener(self._guest, port)
+            listener, opened = await open_guest_listener(self._guest, port)
         except errors.FileError:
             return  # a program of the sandbox has it, and answers as it likes
         if self._is_closed:  # the sandbox ended while its init answered
             listener.close()
             return
-        self._acceptor = ConnectionAcceptor(listener, self._admit_connection)
+        self._acceptor, self._port = ConnectionAcceptor(listener, self._admit_connection), opened
 
     @property
     def port(self) -> int | None:
-        return None if self._acceptor is None else self._acceptor.port
+        return self._port
 
     def close(self) -> None:
         self._is_closed = True

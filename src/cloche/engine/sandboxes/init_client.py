@@ -14,7 +14,7 @@ from cloche.engine.operations.audit import ActionRecorder, ignore_action
 from cloche.events import QueueBudget, Signal
 from cloche.guest import wire
 from cloche.isolation.base import SandboxCell
-from cloche.isolation.channel import Header, HostChannel, clean_text, close_all
+from cloche.isolation.channel import Header, HostChannel, clean_text, close_all, make_socket_pair
 from cloche.linux import syscalls
 
 T = TypeVar("T")
@@ -118,6 +118,21 @@ class InitClient:
             raise
         finally:
             self._pending.pop(number, None)
+
+    async def request_descriptor(self, verb: str, **how: Any) -> tuple[InitReply, int]:
+        """As `request`, for what exists inside only: with its descriptor, or one of a socket that relays it.
+
+        The caller owns it. Raises ProtocolViolation too.
+        """
+        if self.cell.passes_descriptors:
+            reply = await self.request(verb, **how)
+            return reply, take_only_fd(reply)
+        ours, theirs = make_socket_pair()
+        try:
+            return await self.request(verb, wires=(theirs,), relay=True, **how), ours
+        except BaseException:
+            os.close(ours)
+            raise
 
     async def _begin_request(
         self, verb: str, body: bytes, warm: bool, wires: Sequence[int], fields: dict[str, object]

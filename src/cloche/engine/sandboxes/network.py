@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cloche import errors
 from cloche.engine.executions.tool_server import open_guest_listener
-from cloche.engine.sandboxes.init_client import InitClient, take_only_fd
+from cloche.engine.sandboxes.init_client import InitClient
 from cloche.guest.paths import DOOR_PORT
 from cloche.network_policy import NetworkEntry, NetworkPolicy
 
@@ -171,7 +171,7 @@ class SandboxNetwork:
 async def open_door_listener(guest: InitClient) -> socket.socket:
     """The listener of a sandbox's door, for us to accept on. Raises InvalidRequest where its port is taken, Gone."""
     try:
-        return await open_guest_listener(guest, DOOR_PORT)
+        return (await open_guest_listener(guest, DOOR_PORT)).socket
     except errors.FileError:
         raise errors.InvalidRequest(
             f"a program in the sandbox listens on port {DOOR_PORT}, which its network needs: end it first"
@@ -206,7 +206,12 @@ async def connect_port(guest: InitClient, port: int) -> socket.socket:
 
 
 async def _connect_family(guest: InitClient, port: int, six: bool) -> socket.socket:
-    connection = _check_tcp_socket(take_only_fd(await guest.request("port_connect", port=port, six=six)))
+    _, fd = await guest.request_descriptor("port_connect", port=port, six=six)
+    if not guest.cell.passes_descriptors:
+        relayed = socket.socket(fileno=fd)
+        relayed.setblocking(False)
+        return relayed
+    connection = _check_tcp_socket(fd)
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             await guest.wait(_wait_writable(connection))

@@ -62,12 +62,13 @@ class FileHandlers:
         keep = False
         try:
             about = write.check_regular(fd)
+            os.lseek(fd, header.get("offset", 0), os.SEEK_SET)
             limit = header.get("max_inline", wire.INLINE_BYTES)
             content = b"" if about.st_size > limit else _read_up_to(fd, limit + 1)
             if about.st_size <= limit and len(content) <= limit:
                 return {"size": len(content), "modified_at": about.st_mtime}, content, ()
             keep = True
-            return {"size": about.st_size}, b"", (fd,)
+            return {"size": about.st_size, "modified_at": about.st_mtime}, b"", (fd,)
         finally:
             if not keep:
                 os.close(fd)

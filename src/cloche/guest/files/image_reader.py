@@ -12,7 +12,7 @@ import os
 import stat
 
 from cloche.guest.files import image_format as form
-from cloche.guest.files import move
+from cloche.guest.files import move, ranges
 from cloche.guest.files.deep_walk import OPEN_DIRECTORY, DirectoryStack
 
 _READ_BYTES = 256 << 10
@@ -110,7 +110,7 @@ class ImageReader:
         fd = self._create_entry(head, os.open, head.name, _NEW_FILE, mode, dir_fd=self._way.fd)
         try:
             if head.kind == form.FILE:
-                _write_all(fd, self._stream.take(head.checked_size(form.INLINE_BYTES)))
+                ranges.write_whole(fd, self._stream.take(head.checked_size(form.INLINE_BYTES)))
             else:
                 self._fill_pieces(fd, head.size)
             self._set_attributes(fd, head)
@@ -264,10 +264,10 @@ class _ImageStream:
         ready = self._buffer[self._at : self._at + length]
         self._at += len(ready)
         os.lseek(target, at, os.SEEK_SET)
-        _write_all(target, ready)
+        ranges.write_whole(target, ready)
         at += len(ready)
         while at < end:
-            moved = os.splice(self._source, target, min(end - at, 1 << 30), offset_dst=at)
+            moved = ranges.splice_some(self._source, target, end - at)
             if not moved:
                 raise damaged_image("it is cut short")
             at += moved
@@ -287,12 +287,6 @@ class _ImageStream:
 def _check_name(name: bytes) -> None:
     if not name or name in (b".", b"..") or b"/" in name or b"\0" in name:
         raise damaged_image("a name is none")
-
-
-def _write_all(fd: int, content: bytes) -> None:
-    done = os.write(fd, content) if content else 0
-    while done < len(content):
-        done += os.write(fd, memoryview(content)[done:])
 
 
 def _ignore_errors(numbers: frozenset, work) -> None:

@@ -12,6 +12,7 @@ import re
 import stat
 
 from cloche.guest.files import image_format as form
+from cloche.guest.files import ranges
 from cloche.guest.files.deep_walk import OPEN_DIRECTORY, DirectoryStack
 
 _FLUSH_BYTES = 256 << 10
@@ -155,8 +156,8 @@ class ImageWriter:
         size = about.st_size
         self._write_bytes(self._encode_entry(form.PIECES, name, about, size, attributes))
         at = 0
-        while (at := _next_data(fd, at, size)) < size:
-            end = _next_hole(fd, at, size)
+        while (at := ranges.next_data(fd, at, size)) < size:
+            end = ranges.next_hole(fd, at, size)
             if end > at:  # else the data that was there has become a hole meanwhile: a piece of nothing ends the file
                 self._write_bytes(form.PIECE.pack(at, end - at))
                 self._send_range(fd, at, end)
@@ -171,7 +172,7 @@ class ImageWriter:
             at += len(content)
         else:
             self._flush()
-            while at < end and (moved := os.sendfile(self._out, fd, at, min(end - at, 1 << 30))):
+            while at < end and (moved := ranges.send_some(self._out, fd, at, end - at)):
                 at += moved
         while at < end:
             zeros = _ZEROS[: end - at]
@@ -252,24 +253,6 @@ def _read_attributes(fd: int) -> list:
                 if error.errno not in _NO_ATTRIBUTES:
                     raise
     return found
-
-
-def _next_data(fd: int, at: int, size: int) -> int:
-    try:
-        return os.lseek(fd, at, os.SEEK_DATA)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        return size  # nothing but a hole up to the end
-
-
-def _next_hole(fd: int, at: int, size: int) -> int:
-    try:
-        return min(os.lseek(fd, at, os.SEEK_HOLE), size)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        return size  # cut short meanwhile
 
 
 def _inode_key(about: os.stat_result) -> tuple:

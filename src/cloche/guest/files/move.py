@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 
-from cloche.guest.files import directories
+from cloche.guest.files import directories, ranges
 from cloche.guest.files import write as drafts
 
 MAX_REMOVED = 2_000_000
@@ -106,23 +106,14 @@ def _copy_owner(copy: str | int, about: os.stat_result) -> None:
 def _copy_data(read: int, write: int, size: int) -> None:
     """Holes stay holes."""
     at = 0
-    while (at := _next_data(read, at)) < size:
-        end = min(os.lseek(read, at, os.SEEK_HOLE), size)
+    while (at := ranges.next_data(read, at, size)) < size:
+        end = ranges.next_hole(read, at, size)
         os.lseek(write, at, os.SEEK_SET)
-        while at < end and (moved := os.sendfile(write, read, at, min(end - at, _CHUNK))):
+        while at < end and (moved := ranges.send_some(write, read, at, min(end - at, _CHUNK))):
             at += moved
         if at < end:
             break  # cut short meanwhile
     os.ftruncate(write, size)
-
-
-def _next_data(fd: int, at: int) -> int:
-    try:
-        return os.lseek(fd, at, os.SEEK_DATA)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        return os.fstat(fd).st_size  # nothing but a hole up to the end
 
 
 def remove_path(path: str) -> None:

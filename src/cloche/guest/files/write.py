@@ -7,7 +7,7 @@ import os
 import select
 import stat
 
-from cloche.guest.files import directories
+from cloche.guest.files import directories, ranges
 from cloche.guest.init.defaults import InvalidGuestPath
 from cloche.linux import syscalls
 
@@ -197,7 +197,7 @@ class Uploads:
         if upload.read < 0:
             return False
         try:
-            moved = os.splice(upload.read, upload.draft.fd, _CHUNK)
+            moved = ranges.splice_some(upload.read, upload.draft.fd, _CHUNK)
         except BlockingIOError:
             return False
         except OSError as error:

@@ -28,6 +28,7 @@ from cloche.guest.init import (
 from cloche.guest.init.defaults import Defaults
 from cloche.guest.init.programs import detach_from_parent, ignore_own_signals
 from cloche.guest.zygote import fork_server
+from cloche.guest.zygote.enclosure import tidy_own_kernel
 from cloche.linux import syscalls
 
 _IDLE_SECONDS = 3600.0
@@ -101,6 +102,7 @@ def begin_with_own_kernel(
     try:
         served.take(spec, True)
         walls.prepare_for(spec)
+        tidy_own_kernel()
         doors = walls.raise_walls(spec, lambda: None)
         served.take_fork_server(server)
         served.admit_first_kernel(door, doors)
@@ -175,6 +177,7 @@ class Init:
         self._elevation = sudo_server.sudo_socket(self._processes, self._watch_fd)
         self._python = warm_python.reception(self._processes, self._seed, self._watch_fd)
         self._memory = memory_watch.MemoryWatch(self._processes, self._send_event)
+        self._relays: Any = None  # where the host takes no descriptors
         self._verbs = {
             "configure": self._configure,
             "port_connect": ports.connect_port,
@@ -196,6 +199,7 @@ class Init:
         self._defaults.places = spec.get("places", {})
         self._defaults.open_files = spec["open_files"] if walled else None
         self._memory.zygote_bytes = spec.get("zygote_bytes", 0)
+        self._memory.kernel_bytes = spec.get("kernel_bytes")
         self._defaults.reserved_bytes = spec.get("reserved_bytes")
 
     def start_first_kernel(self, spec: dict, fds: list) -> None:
@@ -289,12 +293,23 @@ class Init:
         try:
             answer = self._verbs[verb](header, body)
             ok, content, fds = answer if isinstance(answer, tuple) else (answer, b"", ())
-            wire.send_frame(self._channel, {"id": number, "ok": ok}, content, fds)
+            if fds and "relay" in header:
+                self._relay(header, fds[0])
+                ok = {**ok, "relayed": True}
+            wire.send_frame(self._channel, {"id": number, "ok": ok}, content, () if "relay" in header else fds)
         except _REFUSALS as error:
             wire.send_frame(self._channel, {"id": number, "err": errors.describe_error(error)})
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def _relay(self, header: dict, fd: int) -> None:
+        if self._relays is None:
+            from cloche.guest.init import relays  # most sandboxes need none
+
+            self._relays = relays.Relays(self._watch_fd)
+            self._verbs.update(self._relays.verb_handlers())
+        self._relays.carry(header, fd)
 
     def _configure(self, header: dict, _: bytes) -> dict:
         self._processes.configure(header)
@@ -317,5 +332,7 @@ class Init:
         self._elevation.ended(pid, status)
         self._python.ended(pid, status)
         self._images.ended(pid, status)
+        if self._relays is not None:
+            self._relays.flush_terminals()
         self._processes.ended(pid, status, usage)
         self._processes.add_usage(sessions.ended(pid), usage)

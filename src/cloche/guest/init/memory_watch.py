@@ -10,6 +10,7 @@ import signal
 import time
 
 _PERIOD_SECONDS = 0.25
+_OWN_KERNEL_SECONDS = 0.05  # where the memory of all can be read at once, and the host's limit would end the sandbox
 
 
 class MemoryWatch:
@@ -19,22 +20,37 @@ class MemoryWatch:
         self._processes = processes
         self._event = event
         self._next_look = 0.0
+        self.kernel_bytes: int | None = None  # with a kernel of its own: what all held before it was a sandbox
         self.zygote_bytes = 0  # what a fork of the zygote has of its memory, which is nobody's here
 
     def pause_seconds(self, otherwise: float) -> float:
-        return _PERIOD_SECONDS if self.limit_bytes and not self.resting else otherwise
+        return self._period_seconds if self.limit_bytes and not self.resting else otherwise
+
+    @property
+    def _period_seconds(self) -> float:
+        return _PERIOD_SECONDS if self.kernel_bytes is None else _OWN_KERNEL_SECONDS
 
     def look(self) -> None:
         """If all together hold too much, ends the process that the kernel would: see the scores in `limits`."""
         if not self.limit_bytes or self.resting or time.monotonic() < self._next_look:
             return
-        self._next_look = time.monotonic() + _PERIOD_SECONDS
-        if _upper_bound_bytes() + _space_used() <= self.limit_bytes:
+        self._next_look = time.monotonic() + self._period_seconds
+        if self._seems_within(self.limit_bytes):
             return
         held = _bytes_by_pid(self.zygote_bytes)
-        if sum(held.values()) + _space_used() > self.limit_bytes and held:
+        if held and (self.kernel_bytes is not None or sum(held.values()) + _space_used() > self.limit_bytes):
             limit_bytes = self.limit_bytes
             self._end_process(max(held, key=lambda pid: held[pid] + _oom_score(pid) * limit_bytes // 1000))
+
+    def _used_bytes(self) -> int:
+        if self.kernel_bytes is not None:
+            return max(all_bytes() - self.kernel_bytes - _space_used(), 0)
+        return sum(_bytes_by_pid(self.zygote_bytes).values())
+
+    def _seems_within(self, limit_bytes: int) -> bool:
+        if self.kernel_bytes is not None:
+            return all_bytes() - self.kernel_bytes <= limit_bytes
+        return _upper_bound_bytes() + _space_used() <= limit_bytes
 
     def _end_process(self, pid: int) -> None:
         kernel = self._processes.kernel_of(pid)
@@ -48,7 +64,7 @@ class MemoryWatch:
             return {"memory_bytes": 0, "space_bytes": 0, "cpu_milliseconds": 0}
         pids = _list_pids()
         return {
-            "memory_bytes": sum(_bytes_by_pid(self.zygote_bytes).values()),
+            "memory_bytes": self._used_bytes(),
             "space_bytes": _space_used(),
             "cpu_milliseconds": sum(_cpu_ticks(pid) for pid in pids) * 1000 // os.sysconf("SC_CLK_TCK"),
         }
@@ -94,13 +110,18 @@ def _own_bytes(pid: int, zygote_bytes: int) -> int:
     """
     try:
         rows = _read_rollup(pid)
-    except PermissionError:  # of another uid, or behind other rules of Landlock's, as kernels are
+    except OSError:  # of another uid, or behind other rules of Landlock's, as kernels are; or it has ended
         return max(anonymous_bytes(pid) - zygote_bytes, 0)
-    except OSError:
-        return 0
     own = sum(size for name, size in rows.items() if name.startswith("Private_"))
     shared = min(rows.get("Pss_Anon", 0), anonymous_bytes(pid) - zygote_bytes)
     return max(own, shared) + rows.get("Swap", 0)
+
+
+def all_bytes() -> int:
+    """The memory of all programs, with their files in memory, of a kernel that has none but a sandbox's."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        rows = [line.split() for line in file]
+    return sum(int(row[1]) for row in rows if row[0] in ("AnonPages:", "Shmem:")) * 1024
 
 
 def _read_rollup(pid: int) -> dict:

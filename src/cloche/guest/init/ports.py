@@ -52,4 +52,4 @@ def open_listener(header: dict, _: bytes) -> tuple:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", header["port"]))
         listener.listen(_BACKLOG)
-        return {}, b"", (listener.detach(),)
+        return {"port": listener.getsockname()[1]}, b"", (listener.detach(),)

@@ -142,6 +142,7 @@ class Enclosure:
         walls = cls(False, filter_program)
         walls._own_namespaces = walls._user_namespace = 0
         walls._mounts = syscalls.PreparedCalls()
+        walls._masks = _prepare_masks(walls._boot_id, "/opt/cloche/nothing")
         walls._doors, walls._ceilings, walls._landlock = _NO_DOORS, [], None
         walls._limits = ()  # those of other sandboxes' kernels are out of reach
         return walls
@@ -283,8 +284,8 @@ def _wall_with(volumes: list) -> landlock.LandlockWall:
     return landlock.LandlockWall((*WRITABLE, *(path for path, _ in volumes)))
 
 
-def _prepare_masks(boot_id: str) -> syscalls.PreparedCalls:
-    """Binds over parts of the sandbox's own /proc: read-only, empty, /dev/null, or a file of the sandbox's."""
+def _prepare_masks(boot_id: str, nothing: str = "/dev/null") -> syscalls.PreparedCalls:
+    """Binds over parts of the sandbox's own /proc: read-only, empty, `nothing`, or a file of the sandbox's."""
     masks = syscalls.PreparedCalls()
     for path in (f"/proc/{name}" for name in _READ_ONLY if _exists_in_proc(name)):
         masks.mount(path, path, "", mounts.MS_BIND)
@@ -292,10 +293,22 @@ def _prepare_masks(boot_id: str) -> syscalls.PreparedCalls:
     if _exists_in_proc(_BOOT_ID):
         masks.mount(boot_id, f"/proc/{_BOOT_ID}", "", mounts.MS_BIND)
     for name in filter(_exists_in_proc, _MASKED_FILES):
-        masks.mount("/dev/null", f"/proc/{name}", "", mounts.MS_BIND)
+        masks.mount(nothing, f"/proc/{name}", "", mounts.MS_BIND)
     for name in filter(_exists_in_proc, _MASKED_DIRECTORIES):
         masks.mount("/opt/cloche/empty", f"/proc/{name}", "", mounts.MS_BIND)
     return masks
+
+
+def tidy_own_kernel() -> None:
+    """With a kernel of its own: makes the root as those of other sandboxes, and removes what none of them has."""
+    kept = mounts.MS_BIND | mounts.MS_REMOUNT | mounts.MS_RDONLY | mounts.MS_NOSUID | mounts.MS_NODEV
+    syscalls.mount("none", "/", "", kept)
+    syscalls.umount("/sys", mounts.MNT_DETACH)
+    os.unlink("/dev/fuse")
+    for directory in ("/dev/net", "/dev/char"):
+        for name in os.listdir(directory):
+            os.unlink(f"{directory}/{name}")
+        os.rmdir(directory)
 
 
 def wait_for_admission(door: socket.socket) -> list:

@@ -35,8 +35,8 @@ def main() -> None:
         program = file.read()
     walls = enclosure.Enclosure.with_own_kernel(program)
     served = init.Init(False, program, order["env"], walls=True)
-    served.adopt_environment()
     warm = WarmProcess(served, walls, order["imports"])
+    served.adopt_environment()
     _say({"ev": "ready"} if warm.failure is None else {"ev": "failed", "message": warm.failure})
     if warm.failure is not None or not os.read(0, 4096):  # from here on it may be another host
         os._exit(1)
@@ -55,7 +55,7 @@ def _begin_sandbox(served: init.Init, walls: enclosure.Enclosure, warm: WarmProc
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    spec = {**order["spec"], "zygote_bytes": warm.anonymous_bytes}
+    spec = {**order["spec"], "zygote_bytes": warm.anonymous_bytes, "kernel_bytes": memory_watch.all_bytes()}
     warm.begin(spec, fds[1:])
     for fd in (null, *fds[1:]):
         os.close(fd)
@@ -120,3 +120,4 @@ def _make_imports(served: init.Init, imports: list) -> None:
     warmup.prepare_kernel(imports)
     run.record_own_modules()
     served.processes.kernels = kernel
+    served.adopt_environment()  # the template's imports were made with another

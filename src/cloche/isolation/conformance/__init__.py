@@ -21,6 +21,12 @@ from cloche.model import Limits, Struct
 ALL_CLAIMS: tuple[Claim, ...] = (*FUNCTION_CLAIMS, *WALL_CLAIMS, *LIMIT_CLAIMS)
 
 
+OWN_KERNEL_DIFFERENCES = {
+    "inotify limit": "the watchers are its own kernel's: the host has no limit on them that others could miss"
+}
+"""Claims that mean nothing where each sandbox has a kernel of its own, with the reason."""
+
+
 class ClaimOutcome(Struct):
     """The outcome of one claim; `detail` has the observation if the claim does not hold."""
 

@@ -310,14 +310,10 @@ async def _raising_limits(scene: ClaimScene) -> None:
 _FORKS = """
 children, error = [], None
 while len(children) < 500:
-    try: pid = os.fork()
+    try: children.append(os.posix_spawn("/bin/sleep", ["sleep", "600"], {}))
     except OSError as failure:
         error = errno.errorcode[failure.errno]
         break
-    if pid == 0:
-        import signal
-        signal.pause()
-    children.append(pid)
 for pid in children:
     os.kill(pid, 9); os.waitpid(pid, 0)
 answer = {"count": len(children), "error": error}
