@@ -167,6 +167,30 @@ async def test_a_store_that_was_removed_or_replaced_takes_nothing_that_would_be_
         assert await words(db) == ["before", "held"]
 
 
+async def test_held_writes_that_take_long_are_done_once(store: Path, hurry: None):
+    async with opened(store) as db:
+        with locked(store):
+            for number in range(5):
+                db.do_later(keep_slowly(str(number)))
+            with pytest.raises(Unusable):
+                await db.do(keep("told"))
+        while "4" not in await words(db):
+            pass
+        assert await words(db) == [*"01234"]
+
+
+def keep_slowly(text: str) -> database.Work[None]:
+    """Takes longer than held work waits for another attempt."""
+
+    def write(db: sqlite3.Connection) -> None:
+        keep(text)(db)
+        started = time.monotonic()
+        while time.monotonic() - started < 2 * database.RETRY_SECONDS:
+            pass
+
+    return write
+
+
 async def test_a_read_only_store_is_said_and_used_again_when_it_can_be(store: Path, hurry: None):
     async with opened(store) as db:
         await db.do(keep("before"))

@@ -142,7 +142,7 @@ class Database:
 
         Raises Unusable, which is both Unavailable and an sqlite3.Error, where the file is locked, full or read-only.
         """
-        return await self._run_in_thread(lambda: self._run_work(work))
+        return await self._run_in_thread(lambda: self._run_in_turn(work))
 
     def do_later(self, work: Work[None]) -> None:
         """Runs `work` when its turn comes. Never waits. Its errors are logged.
@@ -231,10 +231,14 @@ class Database:
             if not job():
                 return
 
-    def _run_work(self, work: Work[T]) -> T:
-        """Runs `work`. Raises its errors; Unusable where the store is at fault."""
+    def _run_in_turn(self, work: Work[T]) -> T:
+        """Runs `work`, after held work if that is due. Raises as `_run_work` does."""
         if self._held.is_due(RETRY_SECONDS):
             self._run_held()
+        return self._run_work(work)
+
+    def _run_work(self, work: Work[T]) -> T:
+        """Runs `work`. Raises its errors; Unusable where the store is at fault."""
         db = self._live_connection()
         self._check_in_place()
         before = db.total_changes
