@@ -9,16 +9,17 @@ import contextlib
 import hashlib
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from cloche import errors
 from cloche.api.dialect import UnsupportedField
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.engine.sandboxes.volumes import VolumeRegistry
+from cloche.engine.sandboxes.volumes import VolumeRegistry, parse_volume_reference
 from cloche.model import Struct
 
 LINK_SECONDS = 30.0
+LINK_PLACES = ("/tmp/", "/workspace/", "/home/user/")
 _MOUNT_POINT = re.compile(r"/mnt/[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OTHER_LETTERS = re.compile(r"[^A-Za-z0-9]+")
 _LINK = 'mkdir -p -- "$(dirname -- "$1")" && ln -sT -- "$2" "$1"'
@@ -72,6 +73,8 @@ def volume_from_body(message: OpenSandboxVolumeBody) -> RequestedVolume:
         raise errors.InvalidRequest("volumes.subPath: it cannot end in ':ro' here")
     name = message.pvc.claimName if message.pvc else _name_of_path("host", message.host.path if message.host else "")
     fits = _MOUNT_POINT.fullmatch(path) and path != "/mnt/data"
+    if not fits and not path.startswith(LINK_PLACES):
+        raise _mount_path_error(path)
     return RequestedVolume(
         name=name,
         create=message.pvc is None or message.pvc.createIfNotExists is not False,
@@ -87,7 +90,7 @@ def _name_of_path(kind: str, path: str) -> str:
     return f"{kind}-{letters}-{hashlib.sha256(path.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
-async def provide_volumes(registry: VolumeRegistry, wanted: Iterable[RequestedVolume], owner: str) -> dict[str, str]:
+async def provide_volumes(registry: VolumeRegistry, wanted: Sequence[RequestedVolume], owner: str) -> dict[str, str]:
     """The references by path, for a new sandbox. Volumes that do not exist are made.
 
     Raises InvalidRequest, VolumeNotFound for a claim that must exist, Unavailable.
@@ -96,7 +99,9 @@ async def provide_volumes(registry: VolumeRegistry, wanted: Iterable[RequestedVo
     for each in wanted:
         if each.mount_path in references:
             raise errors.InvalidRequest(f"volumes: two of them are mounted at {each.link or each.mount_path}")
+        parse_volume_reference(each.reference)
         references[each.mount_path] = each.reference
+    for each in wanted:
         if each.create:
             await _create_missing_volume(registry, each.name, owner)
     return references
@@ -110,7 +115,7 @@ async def _create_missing_volume(registry: VolumeRegistry, name: str, owner: str
             await registry.create(name, owner)
 
 
-async def link_volumes(sandbox: Sandbox, wanted: Iterable[RequestedVolume]) -> None:
+async def link_volumes(sandbox: Sandbox, wanted: Sequence[RequestedVolume]) -> None:
     """Makes symlinks for volumes outside of /mnt: mounts are only there. Raises InvalidRequest if one cannot be."""
     for each in wanted:
         if each.link is None:
@@ -118,7 +123,11 @@ async def link_volumes(sandbox: Sandbox, wanted: Iterable[RequestedVolume]) -> N
         command = ("/bin/sh", "-c", _LINK, "sh", each.link, each.mount_path)
         made = await sandbox.commands.run(command, user="root", timeout_seconds=LINK_SECONDS)
         if made.exit_code:
-            raise errors.InvalidRequest(
-                f"volumes.mountPath: a volume cannot be mounted at {each.link[:80]!r}; choose /mnt/NAME, or a path "
-                "that does not exist below /tmp, /workspace or /home/user"
-            )
+            raise _mount_path_error(each.link)
+
+
+def _mount_path_error(path: str) -> errors.InvalidRequest:
+    return errors.InvalidRequest(
+        f"volumes.mountPath: a volume cannot be mounted at {path[:80]!r}; choose /mnt/NAME, or a path that does not exist "
+        "below /tmp, /workspace or /home/user"
+    )
