@@ -95,6 +95,8 @@ def test_a_session_keeps_its_directory_and_variables(box: SandboxSync):
 def test_a_persistent_variable_reaches_commands_and_sessions(box: SandboxSync):
     box.commands.set_env("KEPT", "it's\n'kept'")
     assert text(box.commands.run('printf "%s" "$KEPT"').logs.stdout) == ["it's", "'kept'"]
+    as_root = box.commands.run("echo $KEPT", opts=RunCommandOpts(uid=0))  # whose environment no program chooses
+    assert text(as_root.logs.stdout) == ["\n"]
     session = box.commands.create_session()
     assert text(box.commands.run_in_session(session, 'echo "$KEPT"').logs.stdout) == ["it's", "'kept'"]
 

@@ -176,7 +176,9 @@ class CommandPlane:
 async def _launch_command(
     sandbox: Sandbox, state: SandboxState, message: ExecdCommandBody, words: Sequence[str], log: str | None
 ) -> ExecdCommand:
-    env = {**await read_environment_file(sandbox), **(message.envs or {})}
+    # The file is in the hands of programs, which must not choose the environment of a command that root starts.
+    kept = await read_environment_file(sandbox) if message.user is None else {}
+    env = {**kept, **(message.envs or {})}
     job = await sandbox.commands.launch(
         words, user=message.user, env=env, cwd=message.cwd or None, timeout_seconds=message.timeout_seconds
     )

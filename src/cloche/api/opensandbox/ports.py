@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cloche import errors
-from cloche.api.auth import Gatekeeper, secrets_match
+from cloche.api.auth import HOST_OWNER_STATE, Gatekeeper, secrets_match
 from cloche.api.dialect import NotSupported
 from cloche.api.http import DialectEndpoint
 from cloche.api.opensandbox.context import OpenSandboxContext, error_reply, render_lifecycle_error
@@ -63,7 +63,9 @@ class SandboxPorts:
             raise errors.Unauthenticated(
                 f"{PORT_TOKEN_HEADER} is missing or wrong: GET /sandboxes/ID/endpoints/{port} has it in `headers`"
             )
-        sandbox = await (await self._api.engine.handle(id, None)).running()
+        handle = await self._api.engine.handle(id, None)
+        connection.scope["state"][HOST_OWNER_STATE] = handle.owner  # it may take a while to wake it
+        sandbox = await handle.running()
         if renew_seconds := stored_request_of(sandbox.record.spec.notes).renew_seconds:
             sandbox.extend(renew_seconds)
         scope = connection.scope

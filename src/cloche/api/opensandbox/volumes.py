@@ -128,6 +128,6 @@ async def link_volumes(sandbox: Sandbox, wanted: Sequence[RequestedVolume]) -> N
 
 def _mount_path_error(path: str) -> errors.InvalidRequest:
     return errors.InvalidRequest(
-        f"volumes.mountPath: a volume cannot be mounted at {path[:80]!r}; choose /mnt/NAME, or a path that does not exist "
-        "below /tmp, /workspace or /home/user"
+        f"volumes.mountPath: a volume cannot be mounted at {path[:80]!r}; choose /mnt/NAME, or a path that does not "
+        "exist below /tmp, /workspace or /home/user"
     )
