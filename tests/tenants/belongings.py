@@ -198,7 +198,8 @@ class Belongings:
     # -- OpenSandbox
 
     def _jupyter(self) -> None:
-        self.ids["jupyter_kernel"] = self.wire.made("POST", "/jupyter/api/kernels", {"env": {"MARK": self.mark}})["id"]
+        made = self.wire.made("POST", "/jupyter/api/sessions", {"path": self.mark, "env": {"MARK": self.mark}})
+        self.ids["jupyter_session"], self.ids["jupyter_kernel"] = made["id"], made["kernel"]["id"]
 
     def _opensandbox(self) -> None:
         ids, make = self.ids, self.wire.made

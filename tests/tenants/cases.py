@@ -274,9 +274,21 @@ CASES: dict[str, dict[str, list[Case]]] = {
         },
     },
     "jupyter": {
-        f"POST {base}/api/kernels{path}": _EMPTY
+        f"{method} {base}/api/{path}": bodies
         for base in ("", "/in/{sandbox}")
-        for path in ("", "/{kernel}/interrupt", "/{kernel}/restart")
+        for method, path, bodies in (
+            ("POST", "kernels", _EMPTY),
+            ("POST", "kernels/{kernel}/interrupt", _EMPTY),
+            ("POST", "kernels/{kernel}/restart", _EMPTY),
+            ("POST", "sessions", _cases({"kernel": {"id": "<jupyter_kernel>"}, "path": "x"})),
+            ("PATCH", "sessions/{session}", _cases({"path": "x"}, {"kernel": {"id": "<jupyter_kernel>"}})),
+            ("PUT", "contents", _cases({"type": "directory"})),
+            ("PUT", "contents/{path:path}", _cases({"format": "text", "content": "attack"})),
+            ("POST", "contents", _cases({}, {"copy_from": "f.txt"})),
+            ("POST", "contents/{path:path}", _EMPTY),
+            ("PATCH", "contents", _cases({"path": "g.txt"})),
+            ("PATCH", "contents/{path:path}", _cases({"path": "g.txt"})),
+        )
     },
     "librechat": {
         "POST /exec": [],
@@ -382,6 +394,7 @@ LISTS = frozenset(
     opensandbox GET /templates
     opensandbox GET /health
     jupyter GET /api/kernels
+    jupyter GET /api/sessions
     jupyter GET /api/status
     jupyter GET /api/me
     jupyter GET /api/kernelspecs
@@ -410,6 +423,11 @@ NOTHING_FOREIGN = frozenset(
     e2b GET /teams
     v1 POST /v1/files
     jupyter POST /api/kernels
+    jupyter GET /api/contents
+    jupyter PUT /api/contents
+    jupyter POST /api/contents
+    jupyter PATCH /api/contents
+    jupyter DELETE /api/contents
     jupyter GET /api
     jupyter GET /login
     jupyter POST /login

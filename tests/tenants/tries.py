@@ -80,7 +80,13 @@ _FILLINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "/built/{template}/{id": ("build",),
         "/builds/{id": ("build",),
     },
-    "jupyter": {"sandbox": SANDBOXES, "kernel": ("jupyter_kernel",), "name": ("template_name",)},
+    "jupyter": {
+        "sandbox": SANDBOXES,
+        "kernel": ("jupyter_kernel",),
+        "session": ("jupyter_session",),
+        "name": ("template_name",),
+        "path": (),
+    },
     "opensandbox": {
         "id": ("cell", *SANDBOXES[:-1]),
         "port": (),
@@ -95,7 +101,7 @@ _FILLINGS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 PREFIXES = {"opensandbox": "/opensandbox/v1", "librechat": "/librechat/v1", "e2b": "/e2b", "jupyter": "/jupyter"}
-_LITERALS = {"port": "44772", "kind": "credentials", "uid": "0", "gid": "0", "program_port": "8000"}
+_LITERALS = {"path": "f.txt", "port": "44772", "kind": "credentials", "uid": "0", "gid": "0", "program_port": "8000"}
 _TOGETHER: dict[str, list[dict[str, str]]] = {
     "librechat": [
         {"session": f"<{kind}session>", "file": f"<{kind}object>"} for kind in ("", "users_", "agents_", "exec_")

@@ -32,6 +32,7 @@ def witnessed(owner: Belongings) -> dict[str, str]:
         f"/v1/responses/{ids['response']}",
         f"/opensandbox/v1/sandboxes/{ids['cell']}/networkpolicy",
         f"/jupyter/api/kernels/{ids['jupyter_kernel']}",
+        f"/jupyter/api/sessions/{ids['jupyter_session']}",
         f"/librechat/v1/download/{ids['session']}/{ids['object']}",
         f"/librechat/v1/download/{ids['exec_session']}/{ids['exec_object']}",
     ]

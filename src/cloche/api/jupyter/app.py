@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -15,18 +14,18 @@ from cloche.api.auth import Gatekeeper
 from cloche.api.dialect import DialectRouter, json_reply
 from cloche.api.http import create_unless_disconnected, strip_prefix
 from cloche.api.jupyter.channels import KernelSockets
-from cloche.api.jupyter.context import JupyterContext
-from cloche.api.jupyter.kernels import JupyterKernel
+from cloche.api.jupyter.contents import ContentRoutes
+from cloche.api.jupyter.context import JUPYTER_PREFIX, JupyterContext
+from cloche.api.jupyter.kernels import DEFAULT_KERNEL, format_time, kernel_model
 from cloche.api.jupyter.login import JupyterLogins
+from cloche.api.jupyter.sessions import SessionRoutes
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.languages import LANGUAGES
 from cloche.model import Struct
 
-JUPYTER_PREFIX = "/jupyter"
-BASES = ("", "/in/{sandbox}")  # of all routes
+BASES = ("", "/in/{sandbox}")  # of all routes: kernels and sessions are found by their ids alone
 JUPYTER_VERSION = "2.21.1"  # of the Jupyter Server whose routes these are
-DEFAULT_KERNEL = LANGUAGES["python"].kernel_name
 
 
 class KernelRequest(Struct):
@@ -41,11 +40,7 @@ class KernelRoutes:
     def __init__(self, api: JupyterContext):
         self._api = api
 
-    def routes(self) -> list[BaseRoute]:
-        """The same routes for both kinds of base URL: a kernel is found by its id alone."""
-        return [route for base in BASES for route in self._routes_at(base)]
-
-    def _routes_at(self, base: str) -> list[BaseRoute]:
+    def routes_at(self, base: str) -> list[BaseRoute]:
         route, kernel = self._api.route, base + "/api/kernels/{kernel}"
         return [
             route("GET", base + "/api/kernels", self.list),
@@ -122,20 +117,6 @@ class KernelRoutes:
         )
 
 
-def kernel_model(kernel: JupyterKernel) -> dict[str, Any]:
-    return {
-        "id": kernel.id,
-        "name": kernel.name,
-        "last_activity": format_time(kernel.last_activity),
-        "execution_state": kernel.state,
-        "connections": kernel.connections,
-    }
-
-
-def format_time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
 def kernelspecs() -> dict[str, Any]:
     """One kernelspec for each language of kernels."""
     return {
@@ -161,8 +142,9 @@ class Jupyter:
     def __init__(self, engine: Engine, gatekeeper: Gatekeeper, config: Config):
         api = JupyterContext(engine, gatekeeper, config)
         self._logins = JupyterLogins(gatekeeper)
+        parts = (KernelRoutes(api), SessionRoutes(api), ContentRoutes(api))
         routes = [
-            *KernelRoutes(api).routes(),
+            *(route for base in BASES for part in parts for route in part.routes_at(base)),
             *(route for base in BASES for route in self._login_routes(api, base)),
         ]
         self._router = DialectRouter(routes, _missing_route_reply)

@@ -26,6 +26,7 @@ from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.languages import LANGUAGES
 from cloche.model import MIB, SandboxSpec
 
+JUPYTER_PREFIX = "/jupyter"
 NOTE_KEY = "jupyter"
 _SANDBOX_ID = re.compile(r"i[a-z0-9]{20}")
 _SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

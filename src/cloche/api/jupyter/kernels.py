@@ -12,6 +12,7 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any
 
 from cloche import errors
@@ -29,6 +30,7 @@ from cloche.tasks import TaskSet
 from cloche.telemetry import log
 
 IDLE_SECONDS = 3600.0  # how long a sandbox lives at least after a use of its kernel
+DEFAULT_KERNEL = LANGUAGES["python"].kernel_name
 MAX_WAITING = 1000  # executions of one kernel
 
 Deliver = Callable[[KernelMessage], Awaitable[None]]
@@ -246,6 +248,20 @@ class JupyterKernels:
     async def end(self, kernel: JupyterKernel) -> None:
         self._all.pop(kernel.id, None)
         await kernel.end()
+
+
+def kernel_model(kernel: JupyterKernel) -> dict[str, Any]:
+    return {
+        "id": kernel.id,
+        "name": kernel.name,
+        "last_activity": format_time(kernel.last_activity),
+        "execution_state": kernel.state,
+        "connections": kernel.connections,
+    }
+
+
+def format_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def log_failed_task(task: asyncio.Task[None]) -> None:
