@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from tests.librechat.programs import names, run
 
-from cloche.api.librechat.programs import LANGUAGES, language_of
+from cloche.api.programs import LANGUAGES, language_of
 
 HELLO = {
     "bash": 'echo "hello $1"; echo made > made.txt; exit 7',

@@ -13,7 +13,7 @@ from tests.conftest import RunningServer, serving, with_template
 from tests.librechat.conftest import User, client_with
 from tests.librechat.programs import Json, content, names, reference, run, upload
 
-from cloche.api.librechat.programs import MAX_ARGUMENT_BYTES
+from cloche.api.programs import MAX_ARGUMENT_BYTES
 from cloche.model import MIB, Template
 
 

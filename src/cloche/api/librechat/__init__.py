@@ -7,7 +7,7 @@ request.py          decodes POST /exec and POST /exec/programmatic
 exec.py             POST /exec: runs a program in a sandbox (program_sandbox.py)
   inputs.py         writes the caller's files into it; outputs.py stores the files that the program left
   sessions.py       sandboxes that last from program to program
-  programs.py       starts a program of any language; runs Python cells where variables last
+  cells.py          runs Python cells where variables last; `api/programs.py` starts all other programs
   outcome.py        the result of a program
 tool_calls.py       POST /exec/programmatic: programs that call tools (dialogue.py, continuation.py)
 files.py            uploads, downloads, lists and deletions

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from cloche import errors
 from cloche.api.dialect import Json, json_reply
 from cloche.api.http import decode_apart, run_unless_disconnected
-from cloche.api.librechat import outcome, programs
+from cloche.api.librechat import cells, outcome
 from cloche.api.librechat.context import LibreChatContext
 from cloche.api.librechat.identity import LibreChatCaller
 from cloche.api.librechat.inputs import ProgramInputs
@@ -22,7 +22,10 @@ from cloche.api.librechat.limits import ProgramQueue, ProgramTicket, RequestMemo
 from cloche.api.librechat.outcome import ProgramOutcome
 from cloche.api.librechat.outputs import ProgramOutputs
 from cloche.api.librechat.program_sandbox import ProgramSandbox, SingleProgramSandbox
-from cloche.api.librechat.programs import (
+from cloche.api.librechat.replies import ProgramNotes, new_code_id
+from cloche.api.librechat.request import ExecRequest, decode_exec
+from cloche.api.librechat.sessions import SPARE_SECONDS, CodeSessions
+from cloche.api.programs import (
     AvailableLanguages,
     ProgramLanguage,
     ProgramLimits,
@@ -30,9 +33,6 @@ from cloche.api.librechat.programs import (
     missing_language,
     running_program,
 )
-from cloche.api.librechat.replies import ProgramNotes, new_code_id
-from cloche.api.librechat.request import ExecRequest, decode_exec
-from cloche.api.librechat.sessions import SPARE_SECONDS, CodeSessions
 from cloche.engine.commands.jobs import OutputCapture
 from cloche.engine.sandboxes.endings import PROGRAM_ENDED
 from cloche.engine.sandboxes.sandbox import Sandbox
@@ -95,7 +95,7 @@ class ProgramRunner:
             return language
         try:
             if language.name == "py" and place.keeps_variables:
-                return await programs.run_cell(place, request, self.bounds(request))
+                return await cells.run_cell(place, request, self.bounds(request))
             return await self._run_once(place.sandbox, language, request)
         except (errors.InvalidRequest, errors.FileError) as error:  # arguments that are too long, say, or a full disk
             return outcome.refused_outcome(str(error))
@@ -103,7 +103,7 @@ class ProgramRunner:
     async def _run_once(self, sandbox: Sandbox, language: ProgramLanguage, request: ExecRequest) -> ProgramOutcome:
         """Runs a program that leaves only files behind."""
         began_at, killed_before = time.monotonic(), sandbox.oom_kills()
-        async with running_program(sandbox, language, request, self.bounds(request)) as program:
+        async with running_program(sandbox, language, request.code, request.args, self.bounds(request)) as program:
             await program.wait()
         ended = program_outcome(program, time.monotonic() - began_at)
         return outcome.mark_out_of_memory(ended) if sandbox.oom_kills() > killed_before else ended

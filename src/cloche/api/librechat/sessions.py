@@ -24,9 +24,9 @@ from cloche.api.librechat.identity import LibreChatCaller
 from cloche.api.librechat.inputs import ProgramInput, ProgramInputs
 from cloche.api.librechat.outputs import CollectedOutputs, ProgramOutputs
 from cloche.api.librechat.program_sandbox import ProgramSandbox
-from cloche.api.librechat.programs import is_python
 from cloche.api.librechat.replies import ProgramNotes, quote_name
 from cloche.api.librechat.request import DATA_DIRECTORY, ExecRequest
+from cloche.api.programs import is_python
 from cloche.engine.sandboxes.handle import SandboxHandle
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.model import SandboxSpec

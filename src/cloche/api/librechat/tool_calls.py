@@ -30,10 +30,10 @@ from cloche.api.librechat.exec import ProgramRunner, program_outcome
 from cloche.api.librechat.identity import LibreChatCaller
 from cloche.api.librechat.outcome import MEMORY, TIME, ProgramOutcome, mark_out_of_memory
 from cloche.api.librechat.program_sandbox import ProgramSandbox
-from cloche.api.librechat.programs import language_of, running_program
 from cloche.api.librechat.replies import LibreChatRefusal
 from cloche.api.librechat.request import ToolProgram, decode_object, decode_program, decode_results
 from cloche.api.librechat.sessions import SPARE_SECONDS
+from cloche.api.programs import language_of, running_program
 from cloche.engine.commands.jobs import CapturedStream, OutputCapture
 from cloche.engine.executions.tools import ToolOffer
 from cloche.events import Exited
@@ -214,7 +214,8 @@ class ProgrammaticHandler:
             return final_answer(place.answer(outcome, await place.collect()), outcome)
 
     async def _run_program(self, place: ProgramSandbox, program: ToolProgram, dialogue: ToolDialogue) -> ProgramOutcome:
-        language, bounds = language_of(program.request.lang), self._runner.bounds(program.request)
+        request = program.request
+        language, bounds = language_of(request.lang), self._runner.bounds(request)
         assert language is not None
         began_at, tools, max_calls = time.monotonic(), place.sandbox.tools, self._api.settings.max_tool_calls
         patience = self._api.settings.tool_wait_seconds + bounds.seconds + SPARE_SECONDS
@@ -222,7 +223,7 @@ class ProgrammaticHandler:
             tools.make_offer(
                 program.tools, language=program.language, max_calls=max_calls, raw=True, no_room=dialogue.no_room
             ) as offer,
-            running_program(place.sandbox, language, program.request, bounds, offer) as process,
+            running_program(place.sandbox, language, request.code, request.args, bounds, offer) as process,
         ):
             offer.runs(process)
             dialogue.counts(lambda: offer.held_bytes)

