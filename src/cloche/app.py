@@ -17,6 +17,7 @@ from cloche.api.native import NativeApi
 from cloche.api.openai import OpenAi
 from cloche.api.opensandbox import OpenSandbox
 from cloche.api.requests import RateLimitHeaders, RequestAudit, RequestTracker
+from cloche.api.run_apis import make_run_apis
 from cloche.api.system import SystemApi, error_reply
 from cloche.config import Config
 from cloche.engine.engine import Engine
@@ -75,6 +76,7 @@ class ServerApp:
             "opensandbox": OpenSandbox(engine, gatekeeper, config, secret),
             "jupyter": Jupyter(engine, gatekeeper, config),
             "librechat": LibreChatApi(engine, gateway.gateway_store, gatekeeper, config, secret),
+            **make_run_apis(engine, gatekeeper, config),
             "mcp": self.mcp,
             "health": self.system,
             "ready": self.system,

@@ -422,6 +422,26 @@ NOTHING_FOREIGN = frozenset(
     e2b DELETE /secrets
     e2b GET /teams
     v1 POST /v1/files
+    dify POST /v1/sandbox/run
+    dify GET /v1/sandbox/dependencies
+    dify GET /v1/sandbox/dependencies/refresh
+    dify POST /v1/sandbox/dependencies/update
+    dify GET /health
+    fastgpt POST /sandbox/js
+    fastgpt POST /sandbox/python
+    fastgpt GET /sandbox/modules
+    fastgpt GET /health
+    piston POST /api/v2/execute
+    piston GET /api/v2/runtimes
+    piston GET /api/v2/packages
+    piston POST /api/v2/packages
+    piston DELETE /api/v2/packages
+    ragflow POST /run
+    ragflow GET /healthz
+    ragflow GET /
+    sandboxfusion POST /run_code
+    sandboxfusion POST /run_jupyter
+    sandboxfusion GET /v1/ping
     jupyter POST /api/kernels
     jupyter GET /api/contents
     jupyter PUT /api/contents

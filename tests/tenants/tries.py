@@ -100,7 +100,12 @@ _FILLINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "rest": ("context",),
     },
 }
-PREFIXES = {"opensandbox": "/opensandbox/v1", "librechat": "/librechat/v1", "e2b": "/e2b", "jupyter": "/jupyter"}
+RUN_APIS = ("dify", "fastgpt", "piston", "ragflow", "sandboxfusion")
+PREFIXES = {
+    "opensandbox": "/opensandbox/v1",
+    "librechat": "/librechat/v1",
+    **{name: f"/{name}" for name in ("e2b", "jupyter", *RUN_APIS)},
+}
 _LITERALS = {"path": "f.txt", "port": "44772", "kind": "credentials", "uid": "0", "gid": "0", "program_port": "8000"}
 _TOGETHER: dict[str, list[dict[str, str]]] = {
     "librechat": [

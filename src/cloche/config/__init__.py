@@ -37,6 +37,7 @@ from cloche.config.sections import (
     NetworkConfig,
     PackagesConfig,
     QuotaDefaults,
+    RunApisConfig,
     RunsConfig,
     UpstreamConfig,
     VolumeLimits,
@@ -227,6 +228,7 @@ class Config(Struct):
     network: NetworkConfig = NetworkConfig()
     packages: PackagesConfig = PackagesConfig()
     runs: RunsConfig = RunsConfig()
+    run_apis: RunApisConfig = RunApisConfig()
     librechat: LibreChatConfig = LibreChatConfig()
     mcp: McpConfig = McpConfig()
     upstream: tuple[UpstreamConfig, ...] = ()

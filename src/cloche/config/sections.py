@@ -173,6 +173,15 @@ class RunsConfig(Section):
     kept_hours: PositiveFloat = 24.0  # after their end
 
 
+class RunApisConfig(Section):
+    """The run APIs: `/dify`, `/ragflow`, `/fastgpt`, `/sandboxfusion`, `/piston`."""
+
+    template: str = "python"
+    timeout_seconds: PositiveFloat = 60.0  # of a program without a limit in its request
+    max_timeout_seconds: PositiveFloat = 300.0  # that a caller may ask for
+    output_bytes: Annotated[int, msgspec.Meta(ge=KIB)] = 4 * MIB  # of stdout, and of stderr: head and tail
+
+
 # `[volumes]`: limits on named volumes.
 
 
