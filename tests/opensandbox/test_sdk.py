@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from code_interpreter import CodeInterpreterSync
-from opensandbox import SandboxSync
+from opensandbox import SandboxManagerSync, SandboxSync
 from opensandbox.config import ConnectionConfigSync
 from opensandbox.exceptions import SandboxException
 from opensandbox.models.execd import RunCommandOpts
@@ -24,6 +24,7 @@ from opensandbox.models.filesystem import (
     WriteEntry,
 )
 from opensandbox.models.sandboxes import PVC, Host, Volume
+from opensandbox.pool import InMemoryPoolStateStore, PoolCreationSpec, SandboxPoolSync
 from tests.conftest import RunningServer
 
 METRICS = {"cpu_count", "cpu_used_pct", "mem_total_mib", "mem_used_mib", "timestamp"}
@@ -280,3 +281,44 @@ def test_an_entrypoint_runs_and_templates_and_events_are_listed(
     events = http.get(f"/sandboxes/{box.id}/diagnostics/events", params={"scope": "all"}).json()["content"]
     assert [line.split()[1] for line in events.splitlines()] == ["created", "ended:"]
     assert http.get("/health").json() == {"status": "healthy"}
+
+
+@pytest.mark.long
+def test_a_pool_of_the_client_is_filled_and_used(connection: ConnectionConfigSync):
+    spec = PoolCreationSpec(image="python:3.12")
+    pool = SandboxPoolSync(
+        pool_name="p",
+        max_idle=2,
+        state_store=InMemoryPoolStateStore(),
+        connection_config=connection,
+        creation_spec=spec,
+    )
+    pool.start()
+    try:
+        deadline = time.monotonic() + 60
+        while pool.snapshot().idle_count < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert pool.snapshot().idle_count == 2
+        taken = pool.acquire()
+        assert text(taken.commands.run("echo from the pool").logs.stdout) == ["from the pool"]
+        taken.kill()
+    finally:
+        pool.shutdown()
+        pool.release_all_idle()
+
+
+@pytest.mark.long
+def test_a_pause_and_a_snapshot_keep_what_there_was(connection: ConnectionConfigSync):
+    box = SandboxSync.create("python:3.12", connection_config=connection)
+    session = box.commands.create_session()
+    box.commands.run_in_session(session, "A=kept; echo kept > /mnt/data/f")
+    box.pause()
+    box = SandboxSync.resume(box.id, connection_config=connection)
+    assert text(box.commands.run_in_session(session, "echo $A").logs.stdout) == ["kept"]
+    with SandboxManagerSync.create(connection) as manager:
+        snapshot = manager.create_snapshot(box.id, "s")
+        copy = SandboxSync.create(snapshot_id=snapshot.id, connection_config=connection)
+        assert copy.files.read_file("/mnt/data/f") == "kept\n"
+        copy.kill()
+        manager.delete_snapshot(snapshot.id)
+    box.kill()
