@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import os
@@ -12,12 +13,15 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from cloche import errors
 from cloche.config import Config, PoolConfig
 from cloche.engine.engine import Engine
-from cloche.engine.operations.conformance import EngineSandboxBox
+from cloche.engine.operations.conformance import EngineSandboxBox, run_conformance
+from cloche.engine.sandboxes.network import listening_ports
 from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.isolation.conformance import ALL_CLAIMS, OWN_KERNEL_DIFFERENCES
 from cloche.isolation.runsc import Runsc, check_runsc
-from cloche.model import SandboxSpec
+from cloche.model import MIB, Limits, SandboxSpec
 from cloche.sdk.assembly import assemble_engine
 
 BUILT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "cloche-tests", "gvisor")
@@ -88,6 +92,62 @@ def _runsc_pids(engine: Engine) -> set[int]:
             if f"/{engine.instance.name}/gvisor/".encode() in (process / "cmdline").read_bytes():
                 found.add(int(process.name))
     return found
+
+
+async def test_out_of_memory_ends_the_program_and_not_its_sandbox(engine: Engine):
+    sandbox = await engine.create(SandboxSpec(limits=Limits(memory_bytes=128 * MIB, space_bytes=64 * MIB)))
+    box = EngineSandboxBox(sandbox)
+    try:
+        other = await box.context()
+        await box.run("kept = 1", context=other)
+        assert (await box.run("held = [bytearray(8 << 20) for _ in range(100)]")).outcome == "out_of_memory"
+        hog = await box.command("python3 -ISc \"held = b'x' * (400 << 20)\"; echo $?")
+        assert hog.stdout == "137\n"
+        assert (await box.run("kept", context=other)).text == "1"
+    finally:
+        await sandbox.kill()
+
+
+async def test_a_port_inside_is_reached_through_a_relay(sandbox: Sandbox):
+    serve = "python3 -m http.server --bind 127.0.0.1 8123 > /dev/null 2>&1 &"
+    await EngineSandboxBox(sandbox).command(f"cd /mnt/data; head -c 3000000 /dev/zero > large; {serve}")
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(30):
+        while 8123 not in await listening_ports(sandbox._guest, None):
+            await asyncio.sleep(0.05)
+        connection = await sandbox.connect_port(8123)
+        with connection:
+            await loop.sock_sendall(connection, b"GET /large HTTP/1.0\r\n\r\n")
+            received = 0
+            while piece := await loop.sock_recv(connection, 1 << 20):
+                received += len(piece)
+    assert received > 3_000_000
+    with pytest.raises(errors.PortNotOpen):
+        await sandbox.connect_port(8124)
+
+
+async def test_sandboxes_of_a_pool_stand_still_until_they_are_taken(data_dir: str):
+    async with assemble_engine(Config(data_dir=data_dir, backend="gvisor", pool=PoolConfig(ready=1))) as engine:
+        await engine.cell_supply.warm()
+        (pool,) = engine.cell_supply._pools.values()
+        async with asyncio.timeout(30):
+            while not pool.ready:
+                await asyncio.sleep(0.05)
+            cell = pool._ready[0].cell
+            if cell._group is None:
+                pytest.skip("this host has no cgroups for us, and so no freezer")
+            while not cell._group.frozen():
+                await asyncio.sleep(0.05)
+        sandbox = await engine.create(SandboxSpec())
+        assert sandbox._cell is cell and not cell._group.frozen()
+        assert await run_text(sandbox, "1+1") == "2"
+
+
+@pytest.mark.long
+async def test_every_claim_made_for_it_holds(engine: Engine):
+    found = [outcome async for outcome in run_conformance(engine)]
+    assert {outcome.name for outcome in found} == {claim.name for claim in ALL_CLAIMS} - set(OWN_KERNEL_DIFFERENCES)
+    assert {outcome.name: outcome.detail for outcome in found if not outcome.passed} == {}
 
 
 async def test_the_doctor_says_how_old_runsc_is(runsc: str):
