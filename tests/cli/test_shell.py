@@ -14,8 +14,9 @@ import time
 import pytest
 from tests.conftest import CommandLine
 
-from cloche.cli.shell_session import CellSplitter
+from cloche.cli.shell_session import CellSplitter, words_for_readline
 from cloche.cli.terminal import choose_drawer, draw_iterm, draw_kitty
+from cloche.model import Completions
 
 PATIENCE_SECONDS = 90
 
@@ -109,6 +110,20 @@ def test_python_prompt_keeps_state_takes_blocks_and_leaves_with_ctrl_d(terminal)
     assert "ZeroDivisionError" in box.wait_for(">>> ")
     box.type("\x04")
     assert box.status() == 0
+
+
+def test_python_prompt_completes_names_of_the_sandbox(terminal):
+    prompt = terminal("shell")
+    prompt.wait_for(">>> ")
+    prompt.type("import collections; wonderful = collections\n")
+    prompt.wait_for(">>> ")
+    prompt.type("wonder\t.OrderedD\t.__name__\n")
+    prompt.wait_for("'OrderedDict'")
+    prompt.wait_for(">>> ")
+    prompt.type("if wonderful:\n\tprint('in', 'dented')\n\n")
+    prompt.wait_for("in dented")
+    prompt.type("\x04")
+    assert prompt.status() == 0
 
 
 def test_python_prompt_ctrl_c_interrupts_the_program_and_drops_a_half_typed_line(terminal):
@@ -223,6 +238,20 @@ def test_piped_bash_has_both_streams_and_passes_its_exit_code_on(piped):
 def test_lines_become_cells(lines, cells):
     reading = CellSplitter()
     assert [cell for line in lines for cell in reading.feed(line)] + reading.end() == cells
+
+
+@pytest.mark.parametrize(
+    ("line", "begin", "found", "words"),
+    [
+        ("a.co", 0, Completions(start=2, end=4, matches=("colour", "cost")), ["a.colour", "a.cost"]),
+        ("f(num", 2, Completions(start=2, end=5, matches=("number",)), ["number"]),
+        ("%ti", 1, Completions(start=0, end=3, matches=("%time",)), ["time"]),
+        ("x", 0, Completions(start=0, end=1, matches=("x\x1b[31m", "xy")), ["xy"]),
+        ("x", 0, Completions(start=1, end=1), []),
+    ],
+)
+def test_completions_become_words_of_readline(line: str, begin: int, found: Completions, words: list[str]):
+    assert words_for_readline(line, begin, found) == words
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,17 @@ def test_variables(api: httpx2.Client, box: str):
     assert (x["name"], x["type"], x["kind"], x["length"], x["preview"]) == ("x", "list", "variable", 1, "[1]")
 
 
+def test_questions_about_code(api: httpx2.Client, box: str):
+    context = f"{box}/contexts/default"
+    done = api.post(f"{context}/complete", json={"code": "pri", "cursor": 3}).json()
+    assert (done["start"], done["end"], done["matches"], done["types"]) == (0, 3, ["print"], ["function"])
+    assert api.post(f"{context}/check", json={"code": "if x:"}).json() == {"status": "incomplete", "indent": 4}
+    told = api.post(f"{context}/describe", json={"code": "x"}).json()
+    assert told["found"] and "list" in told["text"]
+    assert api.post(f"{context}/complete", json={"cursor": 3}).status_code == 400
+    assert len(api.get(f"{box}/history").json()["cells"]) == 1
+
+
 def test_history(api: httpx2.Client, box: str):
     found = api.get(f"{box}/history").json()
     assert found["dropped"] == 0

@@ -77,6 +77,10 @@ CASES: dict[str, dict[str, list[Case]]] = {
         "POST /api/v1/sandboxes/{id}/contexts/{context}/checkpoints": _EMPTY,
         "POST /api/v1/sandboxes/{id}/contexts/{context}/rollback": _cases({"checkpoint": "<checkpoint>"}),
         "POST /api/v1/sandboxes/{id}/contexts/{context}/fork": _EMPTY,
+        **{
+            f"POST /api/v1/sandboxes/{{id}}/contexts/{{context}}/{verb}": _cases({"code": "mark"})
+            for verb in ("complete", "describe", "check")
+        },
         "POST /api/v1/sandboxes/{id}/pause": _EMPTY,
         "POST /api/v1/sandboxes/{id}/resume": _EMPTY,
         "POST /api/v1/sandboxes/{id}/snapshots": _cases({"name": "mine"}),

@@ -36,6 +36,7 @@ from cloche.cli.terminal import (
 )
 from cloche.config import Config
 from cloche.events import Exited, Output
+from cloche.model import Completions
 from cloche.sdk.backend import BackendContext, BackendProcess, BackendSandbox
 
 # Splits input lines into cells by Python's grammar alone: nothing is ever executed here.
@@ -147,7 +148,8 @@ def _run_prompt(runner: asyncio.Runner, box: BackendSandbox, config: Config) -> 
     if not os.isatty(0):
         return _cell_loop(runner, box, lines, lambda continues: runner.run(lines.next()))
     write_all(STDERR, f"Python in sandbox {box.id}. Ctrl-C interrupts, Ctrl-D leaves.\n")
-    with readline_history(Path(config.data_dir) / "shell_history"):
+    completer = LineCompleter(lambda code: runner.run(box.context().complete(code)))
+    with readline_history(Path(config.data_dir) / "shell_history", completer):
         return _cell_loop(runner, box, lines, lambda continues: read_typed_line("... " if continues else ">>> "))
 
 
@@ -210,20 +212,63 @@ async def _restart_context(context: BackendContext) -> None:
         await context.restart()
 
 
+class LineCompleter:
+    """Completes the line that is typed, for readline, which asks for one match after another."""
+
+    def __init__(self, complete: Callable[[str], Completions]):
+        self._complete = complete
+        self._matches: list[str] = []
+
+    def __call__(self, text: str, number: int) -> str | None:
+        """The match of that number; None behind the last. `text` is the word before the cursor."""
+        if number == 0:
+            self._matches = self._find_matches(text)
+        return self._matches[number] if number < len(self._matches) else None
+
+    def _find_matches(self, text: str) -> list[str]:
+        import readline
+
+        line, end = readline.get_line_buffer(), readline.get_endidx()
+        if not line[:end].strip():
+            return ["    "]  # Tab indents at the beginning of a line
+        try:
+            found = self._complete(line[:end])
+        except errors.ClocheError:  # the next cell reports it
+            return []
+        return words_for_readline(line, readline.get_begidx(), found)
+
+
+def words_for_readline(line: str, begin: int, found: Completions) -> list[str]:
+    """Matches as replacements of what readline takes for the word, which begins at `begin`.
+
+    Text that a terminal cannot show is left out.
+    """
+    before = line[begin : found.start] if found.start >= begin else ""
+    cut = max(begin - found.start, 0)
+    words = (before + match[cut:] for match in found.matches)
+    return [word for word in words if word and word.isprintable()]
+
+
 @contextlib.contextmanager
-def readline_history(path: Path) -> Iterator[None]:
-    """Line editing with the history of earlier sessions; without readline, plain lines."""
+def readline_history(path: Path, completer: LineCompleter | None = None) -> Iterator[None]:
+    """Line editing with the history of earlier sessions, and completion; without readline, plain lines."""
     try:
         import readline
     except ImportError:
         yield
         return
-    readline.parse_and_bind("tab: self-insert")
+    if completer is None:
+        readline.parse_and_bind("tab: self-insert")
+    else:
+        readline.set_completer_delims(" \t\n()[]{},;:=+-*/%&|^<>@!~'\"")
+        readline.set_completer(completer)
+        readline.parse_and_bind("tab: complete")
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
     try:
         yield
     finally:
+        readline.set_completer(None)
         readline.set_history_length(HISTORY_LINES)
         with contextlib.suppress(OSError):
             path.touch(mode=0o600)

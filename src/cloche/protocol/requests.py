@@ -145,6 +145,14 @@ class CreateContextRequest(ApiRequest):
     cwd: str | None = None
 
 
+class CodeQuestionRequest(ApiRequest):
+    """A question about code, of which nothing runs. `cursor` counts characters; by default it is at the end."""
+
+    code: str
+    cursor: int | None = None
+    detail: bool = False
+
+
 class ToolRequest(ApiRequest):
     """A tool that the program may call. `parameters` is a JSON schema of its argument object."""
 

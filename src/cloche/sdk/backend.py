@@ -21,6 +21,7 @@ from cloche.events import AnyEvent, Ended, Exited, NumberedEvent, ProcessEvent, 
 from cloche.file_content import Content
 from cloche.input_answers import InputSource
 from cloche.model import (
+    Completions,
     FileChange,
     FileInfo,
     Limits,
@@ -239,6 +240,9 @@ class BackendContext(Protocol):
         """Raises CheckpointNotFound."""
 
     async def variables(self) -> Variables: ...
+    async def complete(self, code: str, cursor: int | None = None) -> Completions:
+        """Completions at the cursor, or at the end, also while a cell runs."""
+
     async def history(self) -> History: ...
     async def notebook(self) -> bytes:
         """Its history, as a file that Jupyter opens."""

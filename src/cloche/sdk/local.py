@@ -21,6 +21,7 @@ from cloche.events import NumberedEvent, ProcessResult, Run, RunInfo
 from cloche.file_content import Content
 from cloche.input_answers import InputSource
 from cloche.model import (
+    Completions,
     ExecutionRequest,
     FileChange,
     FileInfo,
@@ -283,6 +284,9 @@ class LocalContext:
 
     async def variables(self) -> Variables:
         return await (await self._running_context()).variables()
+
+    async def complete(self, code: str, cursor: int | None = None) -> Completions:
+        return await (await self._running_context()).complete(code, cursor)
 
     async def history(self) -> History:
         return read_history(await self._handle.running(), self.id)

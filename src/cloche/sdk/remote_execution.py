@@ -30,6 +30,7 @@ from cloche.events import (
 )
 from cloche.input_answers import NO_MORE_ANSWERS, InputAnswers, InputSource, answer_failure_message, make_input_answers
 from cloche.model import (
+    Completions,
     Mark,
     ProcessInfo,
     ToolDefinition,
@@ -186,6 +187,11 @@ class RemoteContext:
             "GET", f"{self._context_path}/variables", responses.VariablesInfo
         )
         return Variables(found.variables, found.more)
+
+    async def complete(self, code: str, cursor: int | None = None) -> Completions:
+        asked = requests.CodeQuestionRequest(code=code, cursor=cursor)
+        found: Completions = await self._server.ask("POST", f"{self._context_path}/complete", Completions, body=asked)
+        return found
 
     async def history(self) -> History:
         return await fetch_history(self._server, self._sandbox, self.id)

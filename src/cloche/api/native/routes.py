@@ -23,7 +23,18 @@ from cloche.api.native.server import NativeLogs, NativeServer
 from cloche.api.native.sockets import SocketHandler
 from cloche.engine.quotas.quotas import OwnerUsage
 from cloche.events import ProcessResult, RunInfo
-from cloche.model import FileInfo, Mark, Principal, ProcessInfo, SandboxInfo, SnapshotInfo, VolumeInfo
+from cloche.model import (
+    CodeCheck,
+    CodeDescription,
+    Completions,
+    FileInfo,
+    Mark,
+    Principal,
+    ProcessInfo,
+    SandboxInfo,
+    SnapshotInfo,
+    VolumeInfo,
+)
 from cloche.protocol import requests, responses
 
 BYTES_TYPE = "application/octet-stream"
@@ -324,6 +335,22 @@ def _history_operations(api: NativeContext) -> list[Operation]:
     one, found = box + "/contexts/{context}/variables", responses.VariablesInfo
     return [
         Operation("Inspecting.variables", "GET", one, here.variables, "What its names are bound to.", answer=found),
+        *(
+            Operation(
+                f"Inspecting.{name}",
+                "POST",
+                f"{box}/contexts/{{context}}/{name}",
+                handler,
+                summary,
+                requests.CodeQuestionRequest,
+                answer=kind,
+            )
+            for name, handler, summary, kind in (
+                ("complete", here.complete, "Completions at a place in code.", Completions),
+                ("describe", here.describe, "The documentation of a name in code.", CodeDescription),
+                ("check", here.check, "Whether code is a whole cell.", CodeCheck),
+            )
+        ),
         Operation(
             "Inspecting.history",
             "GET",

@@ -291,6 +291,22 @@ class NativeHistory:
         found = await sandbox.context(request.path_params["context"]).variables()
         return json_reply(responses.VariablesInfo(variables=found, more=found.more))
 
+    async def complete(self, request: Request) -> Response:
+        context, asked = await self._code_question(request)
+        return json_reply(await context.complete(asked.code, asked.cursor))
+
+    async def describe(self, request: Request) -> Response:
+        context, asked = await self._code_question(request)
+        return json_reply(await context.describe(asked.code, asked.cursor, detail=asked.detail))
+
+    async def check(self, request: Request) -> Response:
+        context, asked = await self._code_question(request)
+        return json_reply(await context.check(asked.code))
+
+    async def _code_question(self, request: Request) -> tuple[Context, requests.CodeQuestionRequest]:
+        context = (await self._api.sandbox(request)).context(request.path_params["context"])
+        return context, await decode_request_body(request, requests.CodeQuestionRequest)
+
     async def history(self, request: Request) -> Response:
         sandbox, context = await self._requested_history(request)
         found = read_history(sandbox, context)
