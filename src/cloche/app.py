@@ -6,6 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cloche import errors
+from cloche.api.aca import AzureSessions
 from cloche.api.admin import AdminApi, OwnerErasure
 from cloche.api.auth import Gatekeeper, is_loopback
 from cloche.api.console import Console, ConsoleContext
@@ -74,6 +75,7 @@ class ServerApp:
             "e2b": self._e2b,
             **behind,
             "opensandbox": OpenSandbox(engine, gatekeeper, config, secret),
+            "aca": AzureSessions(engine, gatekeeper, config),
             "jupyter": Jupyter(engine, gatekeeper, config),
             "librechat": LibreChatApi(engine, gateway.gateway_store, gatekeeper, config, secret),
             **make_run_apis(engine, gatekeeper, config),

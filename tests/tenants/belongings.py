@@ -6,6 +6,7 @@ import hashlib
 import http.client
 import json
 import re
+import secrets
 from typing import Any
 
 from tests.conftest import wait_until
@@ -55,6 +56,7 @@ class Belongings:
         self._openai()
         self._opensandbox()
         self._jupyter()
+        self._aca()
         self._librechat()
         self._mcp()
         return self
@@ -200,6 +202,13 @@ class Belongings:
     def _jupyter(self) -> None:
         made = self.wire.made("POST", "/jupyter/api/sessions", {"path": self.mark, "env": {"MARK": self.mark}})
         self.ids["jupyter_session"], self.ids["jupyter_kernel"] = made["id"], made["kernel"]["id"]
+
+    def _aca(self) -> None:
+        self.ids["aca_session"], self.ids["aca_file"] = secrets.token_hex(12), f"{secrets.token_hex(12)}.txt"
+        body, header = form({}, self.ids["aca_file"], self.mark.encode())
+        headers = {**header, "x-api-key": self.key}
+        made = self.wire.ask("POST", f"/aca/files?identifier={self.ids['aca_session']}", body, headers)
+        assert made.status == 200, made.text
 
     def _opensandbox(self) -> None:
         ids, make = self.ids, self.wire.made

@@ -67,6 +67,20 @@ _OF_E2B = [
     {"templateID": "base", "volumeMounts": [{"name": "<volume>", "path": "/mnt/v"}]},
 ]
 
+_SESSION = "api-version=2024-02-02-preview&identifier=<aca_session>"
+_LISTING = {"code": "import os; print(os.listdir('/mnt/data'))"}
+_ACA = {
+    "POST /code/execute": [Case({"properties": _LISTING}, _SESSION)],
+    "POST /code/execute/": [Case({"properties": _LISTING}, _SESSION)],
+    "POST /executions": [Case({"shellCommand": "ls /mnt/data"}, _SESSION)],
+    "GET /files": [Case(None, _SESSION)],
+    "POST /files": [Case(FORM, _SESSION, tuple(FORM_HEADER.items()))],
+    "POST /files/upload": [Case(FORM, _SESSION, tuple(FORM_HEADER.items()))],
+    "GET /files/content/{name:path}": [Case(None, _SESSION)],
+    "GET /files/{name}/content": [Case(None, _SESSION)],
+    "DELETE /session": [Case(None, _SESSION)],
+}
+
 CASES: dict[str, dict[str, list[Case]]] = {
     "api": {
         "POST /api/v1/sandboxes": _cases(*_CREATED),
@@ -293,6 +307,9 @@ CASES: dict[str, dict[str, list[Case]]] = {
             ("PATCH", "contents", _cases({"path": "g.txt"})),
             ("PATCH", "contents/{path:path}", _cases({"path": "g.txt"})),
         )
+    },
+    "aca": {
+        f"{route.split()[0]} {base}{route.split()[1]}": case for base in ("", "/{pool}") for route, case in _ACA.items()
     },
     "librechat": {
         "POST /exec": [],

@@ -18,7 +18,10 @@ _FRESH = re.compile(
 )
 _CODE_ID = re.compile(r"\"(session_id|storage_session_id|id|fileId)\":\"[A-Za-z0-9_-]{21}\"")
 
-_MEASURED = re.compile(r"\"(wall_time|cpu_time|memory)\":\d+|rt_[0-9a-f]{40}")
+_MEASURED = re.compile(
+    r"\"(wall_time|cpu_time|memory|executionTimeInMilliseconds)\":\d+|rt_[0-9a-f]{40}"
+    r"|\"id\":\"[0-9a-f]{32}\"|\"lastModified(Time|At)\":\"[^\"]*\""
+)
 _DRAWN = re.compile(r"<svg.*?</svg>|<meter.*?</meter>|\d+(\.\d+)?( ?(ms|[dhms]|%|[KMG]?i?B)\b)?", re.DOTALL)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
-from weakref import WeakValueDictionary
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -19,6 +17,7 @@ from cloche.api.dialect import Conflict, DialectContext, json_reply
 from cloche.api.http import status_of
 from cloche.api.jupyter.kernels import IDLE_SECONDS, JupyterKernel, JupyterKernels, language_of
 from cloche.api.jupyter.messages import PROTOCOL_VERSION
+from cloche.api.named_sandboxes import NamedSandboxes
 from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.engine.sandboxes.handle import SandboxHandle
@@ -45,7 +44,7 @@ class JupyterContext(DialectContext):
         super().__init__(engine, gatekeeper, config)
         self.kernels = JupyterKernels()
         self.started_at = time.time()
-        self._creating: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._named = NamedSandboxes(engine, NOTE_KEY)
 
     def render_error(self, error: errors.ClocheError, request: Request) -> Response:
         return error_reply(error)
@@ -86,12 +85,7 @@ class JupyterContext(DialectContext):
             return await self.engine.handle(name, owner)
         if not _SESSION_NAME.fullmatch(name):
             raise errors.InvalidRequest("a session's name has up to 64 letters, digits, '.', '_' and '-'")
-        lock = self._creating.setdefault((owner, name), asyncio.Lock())
-        async with lock:
-            known = (each for each in self.engine.known(owner) if each.spec.notes.get(NOTE_KEY) == name)
-            if (record := next((each for each in known if each.state in ("running", "paused")), None)) is not None:
-                return await self.engine.handle(record.id, owner)
-            return (await self._create_sandbox(owner, session=name)).handle
+        return await self._named.find_or_create(owner, name, lambda: self._create_sandbox(owner, session=name))
 
     async def named_sandbox(self, connection: HTTPConnection) -> Sandbox:
         """The sandbox that the path names, running. Raises NotFound if it names none, and as `named_handle`."""
