@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,15 +16,17 @@ from tests.fuzz.mutations import EXAMPLES, Claim, bodies, holds, only_our_errors
 from cloche import errors
 from cloche.api import multipart
 from cloche.api.e2b import connect
+from cloche.api.jupyter import messages as jupyter
 from cloche.egress import client_hello, http1
 from cloche.egress.packages import npm, pypi
 from cloche.egress.packages.upstream import UpstreamError
 from cloche.egress.streams import EgressRefusal
-from cloche.engine.executions import kernel, variables
+from cloche.engine.executions import assistance, kernel, variables
 from cloche.engine.sandboxes import files
 from cloche.gateway.upstream import sse
 from cloche.guest import wire
 from cloche.isolation.channel import HostChannel
+from cloche.model import Completions
 from cloche.protocol import responses
 
 DISPLAY = {"op": "display", "parts": [["text/plain", 2], ["application/json", 7]], "main": True, "id": "a"}
@@ -207,7 +210,23 @@ def packument(body: bytes) -> None:
         pass
 
 
+JUPYTER = {"header": {"msg_id": "a", "msg_type": "execute_request"}, "channel": "shell", "content": {"code": "1"}}
+JUPYTER_V1 = jupyter.join_v1([b"shell", json.dumps(JUPYTER["header"]).encode(), b"{}", b"{}", b'{"code": "1"}'])
+
+
+def jupyter_message(body: bytes) -> None:
+    jupyter.decode_content(jupyter.decode_text_message(body), jupyter.ExecuteRequestContent)
+
+
+def jupyter_frame(pieces: list[bytes]) -> None:
+    for v1 in (True, False):
+        with contextlib.suppress(errors.InvalidRequest):
+            message = jupyter.decode_binary_message(b"".join(pieces), v1=v1)
+            jupyter.decode_content(message, jupyter.HistoryRequestContent)
+
+
 FRAMES = b"".join(wire.encode_frame(header, b"x" * number) for number, header in enumerate(HEADERS))
+COMPLETIONS = {"start": 0, "end": 1, "matches": ["a"], "types": ["function"]}
 LIST = {"files": [{**FILE, "size_bytes": 1, "modified_at": 1.0}]}
 CLAIMS = [
     Claim("frames of a channel", wire_frames, streams(FRAMES)),
@@ -215,6 +234,9 @@ CLAIMS = [
     Claim("a host's channel", host_channel, streams(FRAMES)),
     Claim("a kernel's event", event_frame, bodies(*HEADERS)),
     Claim("a kernel's variables", lambda body: variables.parse_variables({"more": 0}, body), bodies([{"name": "x"}])),
+    Claim("a kernel's completions", lambda body: assistance.decode_answer(body, Completions), bodies(COMPLETIONS)),
+    Claim("a message of Jupyter's", jupyter_message, bodies(JUPYTER)),
+    Claim("a binary message of Jupyter's", jupyter_frame, streams(JUPYTER_V1)),
     Claim("a guest's list of files", files._parse_listing, bodies(LIST)),
     Claim("envelopes of Connect", envelopes, streams(envelope({"a": 1}, {"b": "c" * 50}))),
     Claim("a form", form, streams(FORM)),
