@@ -20,7 +20,7 @@ from cloche.mime_types import MIME_TYPES
 
 PACKAGE = Path(__file__).parents[1] / "src/cloche"
 CONSOLE_LANGUAGES = PACKAGE / "api/console/static/playground-languages.js"
-PYTHON_DISPLAY = PACKAGE / "guest/kernel/display.py"
+PYTHON_DISPLAY = PACKAGE / "guest/kernel/display_writer.py"
 NODE_DISPLAY = PACKAGE / "guest/languages/node/show.js"
 BINARY_NAMES = [each.name for each in MIME_TYPES if each.binary]
 

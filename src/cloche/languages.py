@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from cloche.structs import Struct
 
-LanguageName = Literal["python", "javascript", "typescript", "bash"]
+LanguageName = Literal["python", "javascript", "typescript", "bash", "r"]
 
 
 class Language(Struct):
@@ -69,6 +69,15 @@ LANGUAGES: dict[str, Language] = {
         kernel_title="Bash",
         codemirror_mode="shell",
         mime="text/x-sh",
+    ),
+    "r": Language(
+        title="R",
+        fences=(),
+        extensions=("R", "r"),
+        kernel_name="ir",
+        kernel_title="R",
+        codemirror_mode="r",
+        mime="text/x-r",
     ),
 }
 LANGUAGE_NAMES: tuple[LanguageName, ...] = get_args(LanguageName)

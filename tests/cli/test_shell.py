@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import select
+import shutil
 import struct
 import subprocess
 import termios
@@ -218,6 +219,12 @@ def test_piped_python_runs_cell_by_cell_and_feeds_input(piped):
 def test_piped_bash_has_both_streams_and_passes_its_exit_code_on(piped):
     done = piped("echo $((6*7)); echo err >&2; exit 5\n", "--lang", "bash")
     assert (done.stdout, done.stderr, done.returncode) == ("42\n", "err\n", 5)
+
+
+@pytest.mark.skipif(shutil.which("R") is None, reason="there is no R on this host: apt-get install r-base-core")
+def test_piped_r_runs_as_a_script(piped):
+    done = piped("1 + 1\nquit(status = 5)\n", "--lang", "r")
+    assert (done.stdout, done.stderr, done.returncode) == ("[1] 2\n", "", 5)
 
 
 @pytest.mark.parametrize(

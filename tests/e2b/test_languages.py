@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -38,6 +39,18 @@ def test_variables_of_the_sandbox_and_of_a_call(box: Sandbox, language: str, sho
     assert box.run_code(show.format("OF_CALL"), language=language, envs={"OF_CALL": "1"}).logs.stdout == ["1\n"]
     assert box.run_code(show.format("OF_CALL"), language=language).logs.stdout == ["unset\n"]
     assert box.run_code(show.format("OF_ALL"), language=language).logs.stdout == ["of all\n"]
+
+
+@pytest.mark.skipif(shutil.which("R") is None, reason="there is no R on this host: apt-get install r-base-core")
+def test_r_has_variables_of_the_sandbox_and_of_a_call(box: Sandbox):
+    def value_of(name: str, **how) -> str | None:
+        return box.run_code(f"Sys.getenv('{name}', unset = 'default')", language="R", **how).results[0].text
+
+    assert value_of("OF_ALL") == '[1] "of all"'
+    assert value_of("OF_ALL", envs={"OF_ALL": "mine"}) == '[1] "mine"'
+    assert (value_of("OF_ALL"), value_of("OF_CALL")) == ('[1] "of all"', '[1] "default"')
+    assert box.run_code("getwd()", language="r").results[0].text == '[1] "/home/user"'
+    assert box.run_code("plot(1)", language="r").results[0].png is not None
 
 
 def test_bash_keeps_its_state(box: Sandbox):

@@ -16,6 +16,12 @@ def test_a_template_without_node_suggests_the_remedy(monkeypatch: pytest.MonkeyP
         languages.kernel_starter(language, (3, 4, 5), "token", None)
 
 
+def test_a_host_without_r_names_the_package(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(languages, "_SYSTEM_PATH", "/nonexistent")
+    with pytest.raises(languages.LanguageUnavailable, match=r"no R on this host: install it .*r-base-core"):
+        languages.kernel_starter("r", (3, 4, 5), "token", None)
+
+
 def test_an_unknown_language_names_those_that_there_are():
-    with pytest.raises(languages.LanguageUnavailable, match="python, javascript, typescript or bash"):
+    with pytest.raises(languages.LanguageUnavailable, match="python, javascript, typescript, bash or r"):
         languages.kernel_starter("cobol", (3, 4, 5), "token", None)

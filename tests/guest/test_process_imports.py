@@ -26,14 +26,15 @@ guest.files: deep_walk directories files image image_format image_reader image_w
 guest.init: caller_attributes certificates children defaults errors freeze identity init kernel_copies limits
 guest.init: memory_watch ports processes programs service_sockets sessions sudo_server warm_python
 guest.kernel: channel installed written_files
-guest.languages: bash languages
+guest.languages: bash interpreter languages
 guest.python: client script
 guest.zygote: enclosure fork_server heap init_factory main rehearsal uv_warmup volumes write_trial zygote
 linux: capabilities landlock memory_file memory_layout mounts namespaces seccomp syscalls
 """
 KERNEL = f"""
 {INIT}
-guest.kernel: assistant display figures fork forkable import_hooks kernel notices pil_images plotly_figures proxies
+guest.kernel: assistant display display_writer figures fork forkable import_hooks kernel
+guest.kernel: notices pil_images plotly_figures proxies
 guest.kernel: reseed safe_read shell threads tools tracebacks variables variables_tables
 guest.python: command_line exit interpreter run spawn
 guest.zygote: warmup
@@ -41,7 +42,8 @@ guest.zygote: warmup
 FRESH_KERNEL = """
 guest: wire
 guest.init: limits
-guest.kernel: assistant channel display figures fork forkable import_hooks installed kernel notices pil_images
+guest.kernel: assistant channel display display_writer figures fork forkable import_hooks installed kernel
+guest.kernel: notices pil_images
 guest.kernel: plotly_figures proxies reseed safe_read shell threads tools tracebacks variables variables_tables
 guest.kernel: written_files
 guest.languages: fresh_python

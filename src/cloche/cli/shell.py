@@ -6,7 +6,7 @@ import asyncio
 import sys
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -18,19 +18,31 @@ from cloche.config import Config
 if TYPE_CHECKING:
     from cloche.sdk.backend import BackendSandbox
 
+
+class TerminalProgram(NamedTuple):
+    """A program whose prompt is the sandbox's own, and how it runs stdin as a script where there is no terminal."""
+
+    interactive: tuple[str, ...]
+    script: tuple[str, ...]
+
+
+TERMINAL_PROGRAMS = {
+    "bash": TerminalProgram(("bash", "-i"), ("bash", "-s")),
+    "r": TerminalProgram(("R", "--quiet", "--no-save"), ("R", "--no-echo", "--no-save")),
+}
 EXIT_BROKEN_PIPE = 141
 EXIT_INTERRUPTED = 130
 
 
 @click.command("shell")
 @click.argument("id", required=False)
-@click.option("--lang", type=click.Choice(["python", "bash"]), default="python", show_default=True)
+@click.option("--lang", type=click.Choice(["python", *TERMINAL_PROGRAMS]), default="python", show_default=True)
 @click.option("--template", default="python", show_default=True, help="NAME or NAME@VERSION.")
 @notebook_option
 @network_options
 @click.option("--alone", is_flag=True, help="Use no server, even if one runs.")
 def command(id: str | None, lang: str, template: str, alone: bool, notebook: Path | None, **options: Any) -> None:
-    """Open a prompt, Python or bash: in a fresh sandbox, which is removed afterwards, or in sandbox ID of a server.
+    """Open a prompt, Python, bash or R: in a fresh sandbox, which is removed afterwards, or in sandbox ID of a server.
 
     Ctrl-D leaves it.
     """
@@ -66,7 +78,7 @@ def _open_prompt(
     return (
         shell_session.run_python_prompt(config, box, notebook)
         if lang == "python"
-        else asyncio.run(shell_session.run_bash(box))
+        else asyncio.run(shell_session.run_terminal_program(box, TERMINAL_PROGRAMS[lang]))
     )
 
 
@@ -74,4 +86,4 @@ def _shell_limits(config: Config, lang: str) -> dict[str, float]:
     """The maximum of this host: the user has Ctrl-C."""
     most = config.limits.maximum
     limits: dict[str, float] = {"output_bytes": most.output_bytes}
-    return limits if lang == "bash" else {**limits, "execution_seconds": most.execution_seconds}
+    return limits if lang != "python" else {**limits, "execution_seconds": most.execution_seconds}

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from cloche import errors
 from cloche.cli.notebook import save_notebook
@@ -38,6 +39,9 @@ from cloche.config import Config
 from cloche.events import Exited, Output
 from cloche.model import Completions
 from cloche.sdk.backend import BackendContext, BackendProcess, BackendSandbox
+
+if TYPE_CHECKING:
+    from cloche.cli.shell import TerminalProgram
 
 # Splits input lines into cells by Python's grammar alone: nothing is ever executed here.
 
@@ -275,33 +279,34 @@ def readline_history(path: Path, completer: LineCompleter | None = None) -> Iter
             readline.write_history_file(path)
 
 
-# `cloche shell --lang bash`: joins the user's terminal to one inside a sandbox.
+# `cloche shell --lang bash|r`: joins the user's terminal to one inside a sandbox.
 
 STDIN = 0
-SHELL_PROGRAM = "bash"
 
 
-async def run_bash(sandbox: contextlib.AbstractAsyncContextManager[BackendSandbox]) -> int:
-    """Runs a shell in the sandbox and returns its exit status. Without a terminal, stdin is its script."""
+async def run_terminal_program(
+    sandbox: contextlib.AbstractAsyncContextManager[BackendSandbox], program: TerminalProgram
+) -> int:
+    """Runs a program in the sandbox and returns its exit status. Without a terminal, stdin is its script."""
     with cancel_on_signal():
         async with sandbox as box:
             if os.isatty(STDIN) and os.isatty(STDOUT):
-                return await _run_in_terminal(box)
-            return await _run_script(box)
+                return await _run_in_terminal(box, program)
+            return await _run_script(box, program)
 
 
-async def _run_in_terminal(box: BackendSandbox) -> int:
+async def _run_in_terminal(box: BackendSandbox, program: TerminalProgram) -> int:
     size = shutil.get_terminal_size()
     env = {"TERM": os.environ.get("TERM", "xterm-256color")}
-    process = await box.commands.start([SHELL_PROGRAM, "-i"], env=env, pty=(size.lines, size.columns))
+    process = await box.commands.start(list(program.interactive), env=env, pty=(size.lines, size.columns))
     async with process:
         with _raw_mode(STDIN), _forward_resizes(process):
             return await _relay_until_exit(process)
 
 
-async def _run_script(box: BackendSandbox) -> int:
+async def _run_script(box: BackendSandbox, program: TerminalProgram) -> int:
     """Runs stdin as a script. Ctrl-C interrupts the running command; the second ends the shell."""
-    process = await box.commands.start([SHELL_PROGRAM, "-s"], stdin=True)
+    process = await box.commands.start(list(program.script), stdin=True)
     presses: list[Callable[[], object]] = [lambda: process.kill(signal.SIGINT), process.kill]
     async with process:
         with on_interrupt(presses):

@@ -163,6 +163,7 @@ _ETC_SHARED = (
     "ssl/certs",  # public certificates
     "ca-certificates",
     "fonts",
+    "R",  # of Debian's R: where it looks for packages, compilers and libraries
     "mime.types",
     "services",
     "protocols",

@@ -17,14 +17,13 @@ from cloche.guest.init.limits import OOM_EXECUTING, OOM_IDLE, limit_process
 from cloche.guest.kernel import figures, proxies, tools, tracebacks, variables
 from cloche.guest.kernel.assistant import CodeAssistant
 from cloche.guest.kernel.channel import KernelChannel
-from cloche.guest.kernel.display import DisplayWriter
+from cloche.guest.kernel.display_writer import DEFAULT_DISPLAY_BYTES, DisplayWriter
 from cloche.guest.kernel.fork import KernelForker
 from cloche.guest.kernel.reseed import reseed_after_fork
 from cloche.guest.kernel.shell import Shell
 from cloche.guest.kernel.threads import BUSY_SECONDS, NumericThreads
 from cloche.guest.kernel.written_files import WrittenFiles
 
-DEFAULT_DISPLAY_BYTES = 32 << 20
 REHEARSAL = "rehearsal"  # a run that nobody listens to
 prepared: list = []  # the kernel that `warmup.prepare` made, for the forks
 NO_INPUT = (

