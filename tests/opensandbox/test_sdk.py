@@ -283,6 +283,39 @@ def test_an_entrypoint_runs_and_templates_and_events_are_listed(
     assert http.get("/health").json() == {"status": "healthy"}
 
 
+@pytest.mark.parametrize(
+    ("language", "compilers", "code"),
+    [
+        ("c", "gcc cc clang", '#include <stdio.h>\nint main() { puts("out"); fputs("err", stderr); return 3; }'),
+        (
+            "go",
+            "go",
+            'package main\nimport "os"\nfunc main() { print("err"); os.Stdout.WriteString("out\\n"); os.Exit(3) }',
+        ),
+    ],
+)
+def test_a_language_without_a_kernel_has_contexts_of_programs(
+    box: SandboxSync, language: str, compilers: str, code: str
+):
+    if box.commands.run(f"type -P {compilers}").exit_code:
+        pytest.skip(f"there is no compiler for {language} in the template")
+    codes = CodeInterpreterSync.create(box).codes
+    context = codes.create_context(language)
+    done = codes.run(code, context=context)
+    assert (text(done.logs.stdout), text(done.logs.stderr), done.error.value) == (["out\n"], ["err"], "3")
+    assert (done.id, codes.get_context(context.id).language) == (context.id, language)
+    assert "error" in codes.run("no program", context=context).error.name.lower()
+    assert [each.id for each in codes.list_contexts(language)] == [context.id]
+    codes.delete_context(context.id)
+    with pytest.raises(SandboxException, match="no context"):
+        codes.run(code, context=context)
+
+
+def test_a_language_that_there_is_not_is_named(box: SandboxSync):
+    with pytest.raises(SandboxException, match="there is no language 'cobol'"):
+        CodeInterpreterSync.create(box).codes.create_context("cobol")
+
+
 @pytest.mark.long
 def test_a_pool_of_the_client_is_filled_and_used(connection: ConnectionConfigSync):
     spec = PoolCreationSpec(image="python:3.12")

@@ -1,4 +1,4 @@
-"""Programs of any language, each started in a sandbox: for LibreChat's code API and the run APIs."""
+"""Programs of any language, each started in a sandbox: for the code API, the run APIs and OpenSandbox's contexts."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ egress.py       network policies (network_schema.py), and credentials that the p
                 from programs (credentials_schema.py)
 execd.py        what handlers of execd share: its token and its errors; its metrics
 code.py         code and contexts; stream.py encodes the events of these, of commands and of sessions
+programs.py     contexts of languages without a kernel
 commands.py     commands, in the foreground and in the background
 sessions.py     bash sessions
 files.py        files and directories

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +14,7 @@ from cloche.api.dialect import InvalidJson, decode_json_object, json_reply
 from cloche.api.encoding import to_json_value
 from cloche.api.http import MAX_CODE_REQUEST_BYTES, read_decoded
 from cloche.api.opensandbox.execd import ExecdPlane, require_query_parameter
+from cloche.api.opensandbox.programs import ProgramContext, open_program_context
 from cloche.api.opensandbox.registry import SandboxState
 from cloche.api.opensandbox.stream import (
     COMMAND_ERROR,
@@ -93,7 +94,7 @@ def _optional_string_field(asked: Mapping[str, Any], name: str) -> str | None:
     return value or None
 
 
-def encode_context(context: Context) -> dict[str, str]:
+def encode_context(context: Context | ProgramContext) -> dict[str, str]:
     return {"id": context.id, "language": context.language}
 
 
@@ -158,18 +159,28 @@ class CodePlane:
     async def run(self, request: Request) -> Response:
         sandbox, state = await self._plane.enter(request)
         message = await read_decoded(request, decode_code_request, MAX_CODE_REQUEST_BYTES)
+        program = await _program_for_request(sandbox, state, message)
+        if program is not None:
+            return execd_stream(program.stream_frames(sandbox, message.code), sandbox)
         context = _context_for_request(sandbox, message)
         state.use(context)
         return execd_stream(_stream_execution_frames(context.execute(message.code), context, state), sandbox)
 
     async def interrupt(self, request: Request) -> Response:
         sandbox, state = await self._plane.enter(request)
-        state.interrupt(sandbox.context(require_query_parameter(request, "id")))
+        id = require_query_parameter(request, "id")
+        if id in state.programs:
+            state.programs[id].interrupt()
+        else:
+            state.interrupt(sandbox.context(id))
         return Response()
 
     async def create_context(self, request: Request) -> Response:
-        sandbox, _ = await self._plane.enter(request)
+        sandbox, state = await self._plane.enter(request)
         message = await read_decoded(request, decode_context_request, MAX_CODE_REQUEST_BYTES)
+        if (program := await open_program_context(sandbox, message.language, len(state.programs))) is not None:
+            state.programs[program.id] = program
+            return json_reply(encode_context(program))
         context = await sandbox.create_context(language=message.language, cwd=message.cwd)
         return json_reply(encode_context(context))
 
@@ -179,12 +190,14 @@ class CodePlane:
         return json_reply([encode_context(each) for each in found])
 
     async def get_context(self, request: Request) -> Response:
-        sandbox, _ = await self._plane.enter(request)
-        return json_reply(encode_context(sandbox.context(request.path_params["context"])))
+        sandbox, state = await self._plane.enter(request)
+        id = request.path_params["context"]
+        return json_reply(encode_context(state.programs.get(id) or sandbox.context(id)))
 
     async def remove_context(self, request: Request) -> Response:
         sandbox, state = await self._plane.enter(request)
-        _remove_context(sandbox, state, sandbox.context(request.path_params["context"]))
+        id = request.path_params["context"]
+        _remove_context(sandbox, state, state.programs.get(id) or sandbox.context(id))
         return Response()
 
     async def remove_contexts(self, request: Request) -> Response:
@@ -220,11 +233,25 @@ def _context_for_request(sandbox: Sandbox, request: ExecdCodeRequest) -> Context
     return sandbox.default_context(request.language)
 
 
-def _listed_contexts(sandbox: Sandbox, state: SandboxState, language: str | None) -> list[Context]:
-    found = [each for each in sandbox.contexts if state.lists(each)]
+async def _program_for_request(
+    sandbox: Sandbox, state: SandboxState, request: ExecdCodeRequest
+) -> ProgramContext | None:
+    """The context of programs that the request is for, if it is for one."""
+    if request.context is not None:
+        return state.programs.get(request.context)
+    return await open_program_context(sandbox, request.language or "", 0)
+
+
+def _listed_contexts(sandbox: Sandbox, state: SandboxState, language: str | None) -> Sequence[Context | ProgramContext]:
+    kernels = [each for each in sandbox.contexts if state.lists(each)]
+    found: list[Context | ProgramContext] = [*kernels, *state.programs.values()]
     return [each for each in found if not language or each.language == language.lower()]
 
 
-def _remove_context(sandbox: Sandbox, state: SandboxState, context: Context) -> None:
+def _remove_context(sandbox: Sandbox, state: SandboxState, context: Context | ProgramContext) -> None:
+    if isinstance(context, ProgramContext):
+        del state.programs[context.id]
+        context.interrupt()
+        return
     sandbox.remove_context(context.id)
     state.forget(context)

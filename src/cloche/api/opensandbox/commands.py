@@ -18,17 +18,16 @@ from cloche.api.dialect import Json, format_timestamp, json_reply
 from cloche.api.opensandbox.execd import ExecdPlane, require_query_parameter
 from cloche.api.opensandbox.registry import ENVIRONMENT_FILE_VARIABLE, ExecdCommand, SandboxState
 from cloche.api.opensandbox.stream import (
-    COMMAND_ERROR,
     LineFrames,
     complete_fields,
+    describe_exit,
+    encode_exit_frame,
     encode_frame,
     encode_init_frame,
-    error_fields,
     execd_stream,
 )
 from cloche.engine.commands.jobs import OutputChunk
 from cloche.engine.sandboxes.sandbox import Sandbox
-from cloche.events import Exited
 from cloche.model import Stream, Struct, User, new_id
 
 # The wire format of commands: decodes requests, encodes states. Pure.
@@ -105,10 +104,6 @@ def encode_command_status(command: ExecdCommand) -> Json:
         if exited.exit_code:
             reply["error"] = describe_exit(exited)
     return reply
-
-
-def describe_exit(exited: Exited) -> str:
-    return exited.reason or f"exit status {exited.exit_code}"
 
 
 INTERRUPT_SECONDS = 3.0  # between the signals TERM and KILL
@@ -216,12 +211,6 @@ async def _stream_background_frames(
     command = await _launch_command(sandbox, state, message, words, log)
     yield encode_init_frame(command.id)
     yield encode_frame(complete_fields(time.time() - command.started_at))
-
-
-def encode_exit_frame(exited: Exited, seconds: float) -> bytes:
-    if exited.exit_code:
-        return encode_frame(error_fields(COMMAND_ERROR, str(exited.exit_code), describe_exit(exited)))
-    return encode_frame(complete_fields(seconds))
 
 
 async def _continue_frames(begun: bytes, frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

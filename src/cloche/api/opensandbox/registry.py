@@ -11,6 +11,7 @@ import msgspec
 from cloche import errors
 from cloche.api.auth import derive_sandbox_token
 from cloche.api.opensandbox.credentials_schema import CredentialVault
+from cloche.api.opensandbox.programs import ProgramContext
 from cloche.engine.commands.jobs import CommandJob
 from cloche.engine.engine import Engine
 from cloche.engine.executions.context import Context
@@ -100,6 +101,7 @@ class SandboxState:
         self.vault: CredentialVault | None = None
         self.commands = ExecdCommands()
         self.sessions: set[str] = set()  # the contexts that are bash sessions
+        self.programs: dict[str, ProgramContext] = {}  # the contexts of languages without a kernel
         self._used: set[str] = set()  # default contexts
         self._waiting: dict[Execution, Context] = {}
         self._interrupted: set[Execution] = set()

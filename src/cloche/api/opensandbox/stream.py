@@ -16,6 +16,7 @@ from cloche.api.dialect import encode_sse, event_stream
 from cloche.api.encoding import ascii_json
 from cloche.api.http import StreamResponse
 from cloche.engine.sandboxes.sandbox import Sandbox
+from cloche.events import Exited
 from cloche.model import Stream
 
 SSE_PING_SECONDS = 3.0
@@ -53,6 +54,17 @@ def error_fields(name: str, value: str, traceback: str = "") -> Fields:
 
 def complete_fields(seconds: float) -> Fields:
     return {"type": "execution_complete", "execution_time": round(seconds * 1000)}
+
+
+def encode_exit_frame(exited: Exited, seconds: float) -> bytes:
+    """The last frame of a program's, which took so long."""
+    if exited.exit_code:
+        return encode_frame(error_fields(COMMAND_ERROR, str(exited.exit_code), describe_exit(exited)))
+    return encode_frame(complete_fields(seconds))
+
+
+def describe_exit(exited: Exited) -> str:
+    return exited.reason or f"exit status {exited.exit_code}"
 
 
 class LineFrames:
