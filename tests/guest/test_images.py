@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cloche.guest.files import image_format as form
-from cloche.guest.files import image_writer
+from cloche.guest.files import ranges
 from cloche.guest.files.image_reader import ImageReader
 from cloche.guest.files.image_writer import ImageWriter
 
@@ -405,13 +405,13 @@ def test_a_hole_that_appears_while_a_file_is_read_does_not_end_the_file(tmp_path
     content = os.urandom(300_000)
     (source / "f").write_bytes(content)
     (source / "g").write_bytes(b"behind it")
-    real, calls = image_writer._next_hole, []
+    real, calls = ranges.next_hole, []
 
     def hole(fd: int, at: int, size: int) -> int:
         calls.append(at)
         return at if len(calls) == 1 else real(fd, at, size)
 
-    monkeypatch.setattr(image_writer, "_next_hole", hole)
+    monkeypatch.setattr(ranges, "next_hole", hole)
     unpack(image_of(source), target)
     assert (target / "g").read_bytes() == b"behind it"
     assert (target / "f").stat().st_size == len(content)

@@ -126,6 +126,24 @@ async def test_a_port_inside_is_reached_through_a_relay(sandbox: Sandbox):
         await sandbox.connect_port(8124)
 
 
+async def test_devices_cannot_be_replaced_by_root(sandbox: Sandbox):
+    done = await EngineSandboxBox(sandbox).command("rm /dev/null || ln -s x /dev/console || echo kept", user="root")
+    assert done.stdout == "kept\n"
+
+
+async def test_directories_are_opened_without_following_a_symlink(sandbox: Sandbox):
+    """gVisor follows one where O_DIRECTORY comes with O_NOFOLLOW."""
+    code = """if True:
+        import os, sys
+        sys.path.insert(0, "/opt/cloche/lib")
+        from cloche.guest.files.deep_walk import open_directory
+        os.symlink("/home/user", "/tmp/link")
+        os.close(open_directory("/home/user"))
+        open_directory("/tmp/link")
+    """
+    assert (await EngineSandboxBox(sandbox).run(code)).error == "NotADirectoryError"
+
+
 async def test_sandboxes_of_a_pool_stand_still_until_they_are_taken(data_dir: str):
     async with assemble_engine(Config(data_dir=data_dir, backend="gvisor", pool=PoolConfig(ready=1))) as engine:
         await engine.cell_supply.warm()

@@ -8,8 +8,21 @@ from __future__ import annotations
 import errno
 import os
 
-OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LOCATE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_AT_ONCE = 256
+
+
+def open_directory(name: str | bytes, parent: int | None = None, flags: int = 0) -> int:
+    """Opens a directory that is no symlink. Raises OSError.
+
+    In two steps: gVisor follows a symlink if O_DIRECTORY comes with O_NOFOLLOW, and does not with O_PATH.
+    """
+    place = os.open(name, _LOCATE, dir_fd=parent)
+    try:
+        return os.open(".", _READ | flags, dir_fd=place)
+    finally:
+        os.close(place)
 
 
 class _OpenDirectory:
@@ -63,7 +76,7 @@ class DirectoryStack:
         level.fd = -1
 
     def _reopen_level(self, level: _OpenDirectory, below: int) -> None:
-        level.fd = os.open("..", OPEN_DIRECTORY, dir_fd=below)
+        level.fd = os.open("..", _READ, dir_fd=below)
         if _directory_identity(level.fd) != level.identity:
             raise OSError(errno.EBUSY, "a directory was moved meanwhile")
 

@@ -13,7 +13,7 @@ import stat
 
 from cloche.guest.files import image_format as form
 from cloche.guest.files import move, ranges
-from cloche.guest.files.deep_walk import OPEN_DIRECTORY, DirectoryStack
+from cloche.guest.files.deep_walk import DirectoryStack, open_directory
 
 _READ_BYTES = 256 << 10
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -79,7 +79,7 @@ class ImageReader:
             raise damaged_image("it has a place that is not here")
         self._shared = []
         self._close_source()
-        self._root = os.open(path, OPEN_DIRECTORY)
+        self._root = open_directory(path)
         self._way.enter(self._root, None)
 
     def _enter_directory(self, head: _EntryHeader) -> None:
@@ -90,7 +90,7 @@ class ImageReader:
             if not stat.S_ISDIR(os.stat(head.name, dir_fd=parent, follow_symlinks=False).st_mode):
                 os.unlink(head.name, dir_fd=parent)
                 os.mkdir(head.name, 0o700, dir_fd=parent)
-        self._way.enter(os.open(head.name, OPEN_DIRECTORY, dir_fd=parent), (self._way.load, head.name))
+        self._way.enter(open_directory(head.name, parent), (self._way.load, head.name))
 
     def _leave_directory(self, head: _EntryHeader) -> None:
         """Sets the directory's attributes last: a read-only one could not be filled, its time would not be kept."""
@@ -196,7 +196,7 @@ class ImageReader:
         fd = os.dup(self._root)
         for name in reversed(names):
             try:
-                inner = os.open(name, OPEN_DIRECTORY, dir_fd=fd)
+                inner = open_directory(name, fd)
             finally:
                 os.close(fd)
             fd = inner

@@ -13,7 +13,7 @@ import stat
 
 from cloche.guest.files import image_format as form
 from cloche.guest.files import ranges
-from cloche.guest.files.deep_walk import OPEN_DIRECTORY, DirectoryStack
+from cloche.guest.files.deep_walk import DirectoryStack, open_directory
 
 _FLUSH_BYTES = 256 << 10
 _SMALL_PIECE_BYTES = 64 << 10
@@ -49,7 +49,7 @@ class ImageWriter:
 
     def _write_place(self, name: str, path: str) -> None:
         self._shared = {}
-        fd = _open_noatime(path, OPEN_DIRECTORY, None)
+        fd = _open_unread(path, None)
         self._device = os.fstat(fd).st_dev
         self._left = 2 * os.fstatvfs(fd).f_files + _SPARE_ENTRIES
         self._enter_directory(form.PLACE, name, fd)
@@ -89,7 +89,7 @@ class ImageWriter:
                 raise
 
     def _write_directory(self, name: str) -> None:
-        fd = _open_noatime(name, OPEN_DIRECTORY, self._way.fd)
+        fd = _open_unread(name, self._way.fd)
         about = os.fstat(fd)
         if (
             about.st_dev != self._device or _directory_identity(about) in self._roots
@@ -235,6 +235,14 @@ def _open_noatime(path: str, flags: int, parent: int | None) -> int:
         return os.open(path, flags | os.O_NOATIME, dir_fd=parent)
     except PermissionError:
         return os.open(path, flags, dir_fd=parent)
+
+
+def _open_unread(path: str, parent: int | None) -> int:
+    """The same for a directory."""
+    try:
+        return open_directory(path, parent, os.O_NOATIME)
+    except PermissionError:
+        return open_directory(path, parent)
 
 
 def _read_attributes(fd: int) -> list:

@@ -8,9 +8,9 @@ import stat
 
 from cloche.guest.files import directories, ranges
 from cloche.guest.files import write as drafts
+from cloche.guest.files.deep_walk import open_directory
 
 MAX_REMOVED = 2_000_000
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1 << 20
 
 
@@ -129,7 +129,7 @@ def remove_tree(path: str) -> None:
 
     Directories in a directory are moved up to the top before it is removed.
     """
-    top = os.open(path, _DIRECTORY)
+    top = open_directory(path)
     try:
         waiting, left = os.listdir(top), MAX_REMOVED
         while waiting:
@@ -149,7 +149,7 @@ def remove_tree(path: str) -> None:
 def _remove_directory(name: str, top: int) -> list:
     """Removes one directory; those in it are now in `top`, under the names that are returned."""
     moved = []
-    inner = os.open(name, _DIRECTORY, dir_fd=top)
+    inner = open_directory(name, top)
     try:
         for child in os.listdir(inner):
             if _is_directory(child, inner):

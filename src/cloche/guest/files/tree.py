@@ -11,6 +11,7 @@ import time
 from itertools import islice
 
 from cloche.guest import wire
+from cloche.guest.files.deep_walk import open_directory
 from cloche.guest.files.write import check_regular
 
 MAX_SURVEY_ENTRIES = 20_000
@@ -176,10 +177,10 @@ def guard_files(root: str, paths: list, single: bool) -> list:
 
 
 def _guard_file(root: str, names: list, single: bool) -> bool:
-    fds = [os.open(root, os.O_DIRECTORY | _FOLLOW_NOTHING)]
+    fds = [open_directory(root)]
     try:
         for name in names[:-1]:
-            fds.append(os.open(name, os.O_DIRECTORY | _FOLLOW_NOTHING, dir_fd=fds[-1]))
+            fds.append(open_directory(name, fds[-1]))
         file = os.open(names[-1], _FOLLOW_NOTHING, dir_fd=fds[-1])
         directories, fds = fds, [*fds, file]
         check_regular(file)

@@ -155,11 +155,18 @@ class Relay:
         except BlockingIOError:
             return
         except OSError:
-            self._close()
+            self._stop_writing(fd)
             return
         self._unsent[fd] = self._unsent[fd][sent:]
         if not self._unsent[fd] and self._other(fd) not in self._open:
             self._end_writing(fd)
+
+    def _stop_writing(self, fd: int) -> None:
+        """It takes no more. A server that has answered, and does not read on, is still to be heard."""
+        self._unsent[fd] = b""
+        self._open.discard(self._other(fd))
+        if fd == self._outer:
+            self._close()
 
     def _end_writing(self, fd: int) -> None:
         """All of the other side was passed on. Terminals and files have no half that could be closed."""

@@ -309,6 +309,7 @@ def tidy_own_kernel() -> None:
         for name in os.listdir(directory):
             os.unlink(f"{directory}/{name}")
         os.rmdir(directory)
+    syscalls.mount("none", "/dev", "", mounts.MS_BIND | mounts.MS_REMOUNT | mounts.MS_RDONLY | _NO_EXEC)
 
 
 def wait_for_admission(door: socket.socket) -> list:

@@ -46,7 +46,7 @@ _VARIABLE_NAMES = {
 }
 _VARIABLE_NAMES |= set(rootfs.INSTALLER_ENVIRONMENT)
 _DEVICES = {"null", "zero", "full", "random", "urandom", "tty", "pts", "ptmx", "shm", "fd", "stdin", "stdout", "stderr"}
-_WRITABLE_TYPES = {"tmpfs", "proc", "devpts", "devtmpfs", "dev"}  # the last is gVisor's own /dev
+_WRITABLE_TYPES = {"tmpfs", "proc", "devpts", "devtmpfs"}
 
 
 async def _host_file(scene: ClaimScene) -> None:
