@@ -15,6 +15,7 @@ from cloche.api.e2b.port_target import ID_HEADER, PORT_HEADER, is_port_health, i
 from cloche.api.jupyter import Jupyter
 from cloche.api.librechat import LibreChatApi
 from cloche.api.native import NativeApi
+from cloche.api.open_terminal import OpenTerminal
 from cloche.api.openai import OpenAi
 from cloche.api.opensandbox import OpenSandbox
 from cloche.api.requests import RateLimitHeaders, RequestAudit, RequestTracker
@@ -77,6 +78,7 @@ class ServerApp:
             "opensandbox": OpenSandbox(engine, gatekeeper, config, secret),
             "aca": AzureSessions(engine, gatekeeper, config),
             "jupyter": Jupyter(engine, gatekeeper, config),
+            "open-terminal": OpenTerminal(engine, gatekeeper, config),
             "librechat": LibreChatApi(engine, gateway.gateway_store, gatekeeper, config, secret),
             **make_run_apis(engine, gatekeeper, config),
             "mcp": self.mcp,

@@ -57,6 +57,7 @@ class Belongings:
         self._opensandbox()
         self._jupyter()
         self._aca()
+        self._open_terminal()
         self._librechat()
         self._mcp()
         return self
@@ -209,6 +210,18 @@ class Belongings:
         headers = {**header, "x-api-key": self.key}
         made = self.wire.ask("POST", f"/aca/files?identifier={self.ids['aca_session']}", body, headers)
         assert made.status == 200, made.text
+
+    def _open_terminal(self) -> None:
+        """A workspace, with a file, a command, a terminal and a notebook."""
+        base = "/open-terminal"
+        self.wire.made("POST", f"{base}/files/write", {"path": "f.txt", "content": self.mark})
+        cell = {"cell_type": "code", "id": "a", "metadata": {}, "source": "1", "outputs": [], "execution_count": None}
+        content = json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [cell]})
+        self.wire.made("POST", f"{base}/files/write", {"path": "n.ipynb", "content": content})
+        command = {"command": f"echo {self.mark}; sleep 1000"}
+        self.ids["terminal_process"] = self.wire.made("POST", f"{base}/execute", command)["id"]
+        self.ids["terminal_session"] = self.wire.made("POST", f"{base}/api/terminals")["id"]
+        self.ids["terminal_notebook"] = self.wire.made("POST", f"{base}/notebooks", {"path": "n.ipynb"})["id"]
 
     def _opensandbox(self) -> None:
         ids, make = self.ids, self.wire.made

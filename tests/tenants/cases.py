@@ -311,6 +311,29 @@ CASES: dict[str, dict[str, list[Case]]] = {
     "aca": {
         f"{route.split()[0]} {base}{route.split()[1]}": case for base in ("", "/{pool}") for route, case in _ACA.items()
     },
+    "open-terminal": {
+        "POST /execute/{process}/input": _cases({"input": "attack"}),
+        "POST /files/write": _cases({"path": "attack.txt", "content": "attack"}),
+        "POST /files/mkdir": _cases({"path": "attack"}),
+        "POST /files/move": _cases({"source": "<agent>", "destination": "attack2.txt"}),
+        "POST /files/replace": _cases({"path": "f.txt", "replacements": [{"target": "a", "replacement": "b"}]}),
+        "POST /files/compare": _cases({"original": "f.txt", "revised": "f.txt"}),
+        "POST /files/archive": _cases({"paths": ["f.txt"]}),
+        "POST /files/cwd": _cases({"path": "."}),
+        "POST /files/upload": _cases(Case(FORM, "directory=up", tuple(FORM_HEADER.items()))),
+        "GET /files/read": _cases(Case(query="path=f.txt")),
+        "GET /files/list": _cases(None),
+        "GET /files/display": _cases(Case(query="path=f.txt")),
+        "GET /files/view": _cases(Case(query="path=f.txt")),
+        "GET /files/grep": _cases(Case(query="query=<agent>")),
+        "GET /files/matches": _cases(Case(query="query=<agent>")),
+        "GET /files/search": _cases(Case(query="query=f.txt")),
+        "GET /files/glob": _cases(Case(query="pattern=*")),
+        "DELETE /files/delete": _cases(Case(query="path=<agent>")),
+        "GET /skills/read": _cases(Case(query="name=<agent>")),
+        "POST /api/terminals/user/input": _cases({"input": "attack"}),
+        "POST /notebooks/{notebook}/execute": _cases({"cell_index": 0}),
+    },
     "librechat": {
         "POST /exec": [],
         "POST /exec/programmatic": [],
@@ -419,6 +442,14 @@ LISTS = frozenset(
     jupyter GET /api/status
     jupyter GET /api/me
     jupyter GET /api/kernelspecs
+    open-terminal GET /files/cwd
+    open-terminal GET /execute
+    open-terminal GET /ports
+    open-terminal GET /skills
+    open-terminal GET /api/terminals
+    open-terminal GET /api/terminals/user/output
+    open-terminal GET /info
+    open-terminal GET /system
     server GET /health
     server GET /ready
     server GET /metrics
@@ -476,6 +507,12 @@ NOTHING_FOREIGN = frozenset(
     jupyter GET /in/{sandbox}/login
     jupyter POST /in/{sandbox}/login
     jupyter GET /in/{sandbox}/logout
+    open-terminal GET /openapi.json
+    open-terminal GET /health
+    open-terminal GET /api/config
+    open-terminal POST /api/terminals
+    open-terminal POST /execute
+    open-terminal POST /notebooks
     librechat GET /health
     librechat POST /upload
     librechat POST /upload/batch

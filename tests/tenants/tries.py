@@ -80,6 +80,13 @@ _FILLINGS: dict[str, dict[str, tuple[str, ...]]] = {
         "/built/{template}/{id": ("build",),
         "/builds/{id": ("build",),
     },
+    "open-terminal": {
+        "process": ("terminal_process",),
+        "session": ("terminal_session",),
+        "notebook": ("terminal_notebook",),
+        "path": (),
+        "rest": ("agent",),
+    },
     "aca": {"pool": ("template_name",), "name": ("aca_file",)},
     "jupyter": {
         "sandbox": SANDBOXES,
@@ -105,7 +112,7 @@ RUN_APIS = ("dify", "fastgpt", "piston", "ragflow", "sandboxfusion")
 PREFIXES = {
     "opensandbox": "/opensandbox/v1",
     "librechat": "/librechat/v1",
-    **{name: f"/{name}" for name in ("aca", "e2b", "jupyter", *RUN_APIS)},
+    **{name: f"/{name}" for name in ("aca", "e2b", "jupyter", "open-terminal", *RUN_APIS)},
 }
 _LITERALS = {"path": "f.txt", "port": "44772", "kind": "credentials", "uid": "0", "gid": "0", "program_port": "8000"}
 _TOGETHER: dict[str, list[dict[str, str]]] = {

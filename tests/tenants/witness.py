@@ -33,6 +33,9 @@ def witnessed(owner: Belongings) -> dict[str, str]:
         f"/opensandbox/v1/sandboxes/{ids['cell']}/networkpolicy",
         f"/jupyter/api/kernels/{ids['jupyter_kernel']}",
         f"/jupyter/api/sessions/{ids['jupyter_session']}",
+        f"/open-terminal/execute/{ids['terminal_process']}/status",
+        f"/open-terminal/api/terminals/{ids['terminal_session']}",
+        f"/open-terminal/notebooks/{ids['terminal_notebook']}",
         f"/librechat/v1/download/{ids['session']}/{ids['object']}",
         f"/librechat/v1/download/{ids['exec_session']}/{ids['exec_object']}",
     ]

@@ -35,6 +35,7 @@ from cloche.config.sections import (
     DiskConfig,
     McpConfig,
     NetworkConfig,
+    OpenTerminalConfig,
     PackagesConfig,
     QuotaDefaults,
     RunApisConfig,
@@ -231,6 +232,7 @@ class Config(Struct):
     run_apis: RunApisConfig = RunApisConfig()
     librechat: LibreChatConfig = LibreChatConfig()
     mcp: McpConfig = McpConfig()
+    open_terminal: OpenTerminalConfig = OpenTerminalConfig()
     upstream: tuple[UpstreamConfig, ...] = ()
     # pattern -> template; those of the file are added to the built-in ones
     aliases: dict[str, str] = msgspec.field(default_factory=lambda: dict(DEFAULT_ALIASES))

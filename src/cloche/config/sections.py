@@ -85,6 +85,28 @@ class McpConfig(Section):
     origins: tuple[str, ...] = ()  # of web pages that may speak to it, like https://inspector.example.com
 
 
+# `[open_terminal]`: workspaces of Open Terminal's clients.
+
+
+class TerminalPolicy(Struct, forbid_unknown_fields=True):
+    """What workspaces under `/p/NAME/` are made of."""
+
+    template: str = ""  # empty: that of the section
+    allow: tuple[str, ...] | None = None  # hosts, within those of the operator; None: the default of this host
+
+    def __post_init__(self) -> None:
+        _check_patterns("open_terminal.policies", self.allow or ())
+
+
+class OpenTerminalConfig(Section):
+    """Workspaces of Open Terminal's clients: `/open-terminal`."""
+
+    template: str = "python"
+    idle_minutes: PositiveFloat = 60.0  # after which a workspace is paused
+    info: str = ""  # about the environment, for models
+    policies: dict[str, TerminalPolicy] = {}  # by the name in `/p/NAME/`
+
+
 # `[quotas]`: default quotas of each owner and of each key. None is as much as the host has.
 
 

@@ -123,6 +123,7 @@ class SandboxCommands:
         cwd: str | None = None,
         timeout_seconds: float | None = None,
         stdin: bool = False,
+        counted: bool = True,
     ) -> OutputCapture:
         """As `start`, with the output as bytes at the end: `keep_bytes` of each stream, head and tail."""
         check_seconds("timeout", timeout_seconds)
@@ -134,7 +135,7 @@ class SandboxCommands:
             oom_kills=self._oom_kills,
             on_end=self._on_program_end,
         )
-        await self._start_program(program, ask, timeout_seconds)
+        await self._start_program(program, ask, timeout_seconds, counted=counted)
         return program
 
     async def _start_program(
