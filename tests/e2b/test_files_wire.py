@@ -101,7 +101,7 @@ def test_only_the_metadata_of_e2b_are_told():
     }
 
 
-@pytest.mark.parametrize("headers", [{"x-metadata-": "v"}, {"x-metadata-a": "\x7f"}, {"x-metadata-a": "x" * 4096}])
+@pytest.mark.parametrize("headers", [{"x-metadata-": "v"}, {"x-metadata-a": "\x7f"}, {"x-metadata-a": "x" * 256}])
 def test_metadata_that_no_file_can_have(headers):
     with pytest.raises(errors.InvalidRequest):
         wire.metadata_from_headers(headers)

@@ -190,6 +190,15 @@ BODIES = {
         sock.connect(server.getsockname())
         server.accept()[0].close(); sock.close()
 """,
+    "access lists": """
+    users = [struct.pack("<HHI", 2, 6, 1 + at % 4000) for at in range(8000)]
+    others = b"".join(struct.pack("<HHI", each, 4, 0xffffffff) for each in (4, 16, 32))
+    rights = struct.pack("<IHHI", 2, 1, 6, 0xffffffff) + b"".join(users) + others
+    while len(held) < 1000:
+        path = f"/tmp/{os.getpid()}-{len(held)}"
+        os.mkdir(path); held.append(0)
+        for kind in ("access", "default"): os.setxattr(path, f"system.posix_acl_{kind}", rights)
+""",
     "descriptors in flight": """
     import array
     null = os.open("/dev/null", 0)

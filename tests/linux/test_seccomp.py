@@ -246,6 +246,19 @@ def test_sockets_take_ordinary_options(program: bytes, level: int, option: int, 
     assert in_child(behind(program, call("setsockopt", -1, level, option, 0, 0))) == -errno.EBADF
 
 
+@both
+def test_access_lists_and_policies_of_memory_are_not_kept(program: bytes, tmp_path: Path, in_child) -> None:
+    """No cgroup is charged for them. A size of 64 bits is as large as its upper half says, to the kernel too."""
+    path, name, value = (ctypes.create_string_buffer(each) for each in (bytes(tmp_path), b"user.a", bytes(300)))
+    where = ctypes.addressof(path), ctypes.addressof(name), ctypes.addressof(value)
+    for size in (256, 300, 65536, 1 << 32):
+        for change in ("setxattr", "lsetxattr"):
+            assert in_child(behind(program, call(change, *where, size, 0))) == -errno.E2BIG
+        assert in_child(behind(program, call("fsetxattr", -1, *where[1:], size, 0))) == -errno.E2BIG
+    assert in_child(behind(program, call("fsetxattr", -1, *where[1:], 255, 0))) == -errno.EBADF
+    assert in_child(behind(program, call("mbind", 1, 2, 3, 4, 5, 6))) == 0
+
+
 def test_a_cell_installs_no_filter_of_its_own(in_child) -> None:
     """As programs of sockets; and each child that installs one adds to those of its parent."""
     assert in_child(behind(CELL, call("seccomp", 1, 0, 0))) == -errno.EINVAL

@@ -131,6 +131,7 @@ def format_go_permissions(kind: FileKind, mode: int) -> str:
 
 METADATA_PREFIX = "x-metadata-"
 MAX_METADATA_BYTES = 4096
+MAX_METADATA_VALUE_BYTES = 255  # as a sandbox's own programs: see `setxattr` in the policy of system calls
 
 
 def metadata_from_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -141,4 +142,6 @@ def metadata_from_headers(headers: Mapping[str, str]) -> dict[str, str]:
             raise errors.InvalidRequest("names and values of metadata must be printable ASCII, and names not empty")
     if sum(len(name) + len(value) for name, value in given.items()) > MAX_METADATA_BYTES:
         raise errors.InvalidRequest(f"metadata can have {MAX_METADATA_BYTES} bytes in all: send less")
+    if any(len(value) > MAX_METADATA_VALUE_BYTES for value in given.values()):
+        raise errors.InvalidRequest(f"a value of metadata can have {MAX_METADATA_VALUE_BYTES} bytes: send less")
     return given

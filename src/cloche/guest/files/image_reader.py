@@ -18,7 +18,7 @@ from cloche.guest.files.deep_walk import DirectoryStack, open_directory
 _READ_BYTES = 256 << 10
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOREIGN_IDS = frozenset({errno.EINVAL, errno.EPERM})  # this sandbox has no such user: it stays ours
-_UNKNOWN_ATTRIBUTES = frozenset({errno.ENOTSUP, errno.EINVAL, errno.EPERM, errno.EACCES})
+_UNKNOWN_ATTRIBUTES = frozenset({errno.ENOTSUP, errno.EINVAL, errno.EPERM, errno.EACCES, errno.E2BIG})
 
 
 def damaged_image(what: str) -> OSError:
