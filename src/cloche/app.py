@@ -9,6 +9,7 @@ from cloche import errors
 from cloche.api.aca import AzureSessions
 from cloche.api.admin import AdminApi, OwnerErasure
 from cloche.api.auth import Gatekeeper, is_loopback
+from cloche.api.body_memory import BODY_MEMORY_STATE, BodyMemory
 from cloche.api.console import Console, ConsoleContext
 from cloche.api.e2b import E2b
 from cloche.api.e2b.port_target import ID_HEADER, PORT_HEADER, is_port_health, is_sandbox_host
@@ -50,6 +51,7 @@ class ServerApp:
         health: Health,
     ):
         self._domain = config.server.domain
+        self._body_memory = BodyMemory()
         self._max_body_bytes = config.server.upload_bytes
         self._traffic = RequestTracker(RequestAudit(engine.audit_log), RateLimitHeaders(engine.quotas))
         self.system = SystemApi(
@@ -92,6 +94,7 @@ class ServerApp:
         if scope["type"] == "lifespan":
             return
         scope.setdefault("state", {})["max_body_bytes"] = self._max_body_bytes
+        scope["state"][BODY_MEMORY_STATE] = self._body_memory
         dialect = self._dialect_of(scope)
         await self._traffic.follow(dialect, self._prefixes.get(dialect, _reply_not_found), scope, receive, send)
 

@@ -160,6 +160,23 @@ def test_a_login_with_the_key_as_password(server, client: JupyterClient):
 
 
 @pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://8080-ia.localhost"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Cookie": "_xsrf=planted; _xsrf=own"},
+    ],
+)
+def test_a_login_of_another_site_is_refused(server, client: JupyterClient, headers: dict[str, str]):
+    browser = type(client.http)(base_url=server.url + "/jupyter")
+    sent = {"Cookie": "_xsrf=planted", **headers}
+    for planted in ("planted", "own"):
+        answer = browser.post("/login", data={"_xsrf": planted, "password": server.key}, headers=sent)
+        assert answer.status_code == 403
+
+
+@pytest.mark.parametrize(
     "sent", ["", "{", "[]", json.dumps({"header": 1}), b"", b"\x00" * 7, b"\xff" * 100, b"\x00\x00\x00\x01" * 9]
 )
 def test_a_malformed_message_is_dropped_and_the_next_one_works(client: JupyterClient, kernel: str, sent: str | bytes):

@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche import errors
+from cloche.api.body_memory import hold_body
 from cloche.engine.engine import Engine
 from cloche.json_text import SMALL_BYTES, JsonMeter, TooComplexJson
 from cloche.model import MIB
@@ -238,11 +239,21 @@ async def read_whole_body(request: Request, max_bytes: int = MAX_JSON_BYTES) -> 
 
 
 async def read_decoded(request: Request, decode: Callable[[bytes], T], max_bytes: int = MAX_JSON_BYTES) -> T:
-    """The body's JSON, as `decode` reads it. Raises TooLarge, and everything that `decode` raises.
+    """The body's JSON, as `decode` reads it. Raises TooLarge, Busy, and everything that `decode` raises.
 
     Every decoder checks the text by `check_json`. One that this refuses is not read to its end.
     """
-    return await decode_apart(decode, await collect_json(read_body_chunks(request, max_bytes)))
+    return await decode_apart(decode, await collect_json(_held_chunks(request, max_bytes)))
+
+
+async def _held_chunks(request: Request, max_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The chunks of a body that is held whole: all such bodies together have a bound."""
+    size = 0
+    async with contextlib.aclosing(read_body_chunks(request, max_bytes)) as chunks:
+        async for chunk in chunks:
+            size += len(chunk)
+            await hold_body(request.scope.setdefault("state", {}), size)
+            yield chunk
 
 
 async def collect_json(chunks: AsyncGenerator[bytes, None]) -> bytes:

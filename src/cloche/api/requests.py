@@ -20,6 +20,7 @@ from cloche.api.auth import (
     request_key_id,
     request_owner,
 )
+from cloche.api.body_memory import end_body
 from cloche.api.http import CUT_OFF_STATE, REQUEST_ID_HEADER, request_id_of
 from cloche.engine.operations.audit import NO_PRINCIPAL, AuditLog
 from cloche.engine.principal import current_principal, set_current_principal
@@ -206,6 +207,7 @@ class RequestTracker:
         finally:
             del self._answering[task]
             self._cut.discard(task)
+            end_body(scope["state"])
             self._record_ended_request(dialect, scope, answer, time.perf_counter() - began_at)
 
     async def cut_off(self, owner: str) -> None:

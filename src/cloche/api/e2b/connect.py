@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from cloche import errors
+from cloche.api.body_memory import hold_body
 from cloche.api.dialect import dialect_route, json_reply
 from cloche.api.e2b.context import SANDBOX_AWAY_ERRORS, e2b_sandbox_of
 from cloche.api.http import (
@@ -239,6 +240,7 @@ async def _iterate_request_frames(request: Request, *, unbounded: bool = False) 
     async with contextlib.aclosing(read_body_chunks(request, unbounded=unbounded)) as chunks:
         async for chunk in chunks:
             buffer += chunk
+            await hold_body(request.scope["state"], len(buffer))
             while (data := take_frame(buffer)) is not None:
                 yield data
                 meter = None

@@ -7,6 +7,7 @@ server, as those of a Jupyter Server do, while the sandbox of a named session is
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import uuid
 from collections import deque
@@ -25,13 +26,14 @@ from cloche.engine.sandboxes.handle import SandboxHandle
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Ended, Input, Started
 from cloche.languages import LANGUAGES
-from cloche.model import ExecutionRequest, Struct
+from cloche.model import MIB, ExecutionRequest, Struct
 from cloche.tasks import TaskSet
 from cloche.telemetry import log
 
 IDLE_SECONDS = 3600.0  # how long a sandbox lives at least after a use of its kernel
 DEFAULT_KERNEL = LANGUAGES["python"].kernel_name
 MAX_WAITING = 1000  # executions of one kernel
+MAX_WAITING_BYTES = 32 * MIB  # of their code
 
 Deliver = Callable[[KernelMessage], Awaitable[None]]
 
@@ -122,6 +124,9 @@ class JupyterKernel:
         """Queues an execution. Raises QuotaExceeded."""
         if len(self._waiting) >= MAX_WAITING:
             raise errors.QuotaExceeded(f"{MAX_WAITING} executions wait for this kernel: wait for their end")
+        size = sys.getsizeof(task.content.code)
+        if self._waiting and size + sum(sys.getsizeof(each.content.code) for each in self._waiting) > MAX_WAITING_BYTES:
+            raise errors.QuotaExceeded("too much code waits for this kernel: wait for the end of the executions")
         self._waiting.append(task)
         if self._worker is None or self._worker.done():
             self._worker = self._tasks.start(self._work())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
+from collections import Counter
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import NamedTuple
@@ -69,7 +70,12 @@ class JupyterLogins:
         return response
 
     async def enter(self, request: Request) -> Response:
-        """Raises Unauthenticated for a wrong password, Forbidden without the form's token."""
+        """Raises Unauthenticated for a wrong password, Forbidden without the form's token or from another site.
+
+        A page that a program in a sandbox serves may be able to plant the cookie of the token.
+        """
+        if not _is_own_origin(request.headers):
+            raise errors.Forbidden("a login comes from this server's own page")
         fields = _form_fields(await read_whole_body(request, MAX_LOGIN_BYTES))
         sent = fields.get(XSRF_COOKIE) or request.headers.get(XSRF_HEADER)
         wanted = _cookies(request.headers).get(XSRF_COOKIE, "")
@@ -122,6 +128,8 @@ def _sent_token(headers: Mapping[str, str], scope: Scope) -> str:
 
 def _is_own_origin(headers: Mapping[str, str]) -> bool:
     """Whether the request comes from a page of this server, or from no page at all."""
+    if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return False
     origin = headers.get("origin")
     try:
         return origin is None or urlsplit(origin).netloc == headers.get("host")
@@ -130,8 +138,11 @@ def _is_own_origin(headers: Mapping[str, str]) -> bool:
 
 
 def _cookies(headers: Mapping[str, str]) -> dict[str, str]:
+    """By name; none of a name that is there twice, as a neighbour's page can plant one."""
+    given = headers.get("cookie", "")
+    names = Counter(part.partition("=")[0].strip() for part in given.split(";"))
     try:
-        return {name: each.value for name, each in SimpleCookie(headers.get("cookie", "")).items()}
+        return {name: each.value for name, each in SimpleCookie(given).items() if names[name] == 1}
     except CookieError:
         return {}
 

@@ -24,6 +24,7 @@ PROTOCOL_VERSION = "5.3"
 USERNAME = "cloche"
 
 MAX_OFFSETS = 64
+MAX_HEADER_LETTERS = 4096  # in all its fields: each message that answers a request repeats them
 MAX_SLOW_PARSE_BYTES = 1 << 20  # of a message with halves of surrogates, which takes a slow parser
 _WORD_BYTES = 8
 _EMPTY = msgspec.Raw(b"{}")
@@ -95,7 +96,7 @@ class ShutdownRequestContent(Struct):
 def decode_text_message(text: str | bytes) -> ClientMessage:
     """Raises InvalidRequest."""
     message: ClientMessage = _decode(text, ClientMessage)
-    return message
+    return _check_header(message)
 
 
 def decode_binary_message(data: bytes, *, v1: bool) -> ClientMessage:
@@ -107,7 +108,15 @@ def decode_binary_message(data: bytes, *, v1: bool) -> ClientMessage:
         channel = parts[0].decode()
     except UnicodeDecodeError:
         raise errors.InvalidRequest("the name of the channel is not UTF-8") from None
-    return ClientMessage(channel=channel, header=_decode(parts[1], MessageHeader), content=msgspec.Raw(parts[4]))
+    header: MessageHeader = _decode(parts[1], MessageHeader)
+    return _check_header(ClientMessage(channel=channel, header=header, content=msgspec.Raw(parts[4])))
+
+
+def _check_header(message: ClientMessage) -> ClientMessage:
+    fields = msgspec.structs.astuple(message.header)
+    if sum(len(each or "") for each in fields) > MAX_HEADER_LETTERS:
+        raise errors.InvalidRequest(f"the header of a message can have {MAX_HEADER_LETTERS} letters: use shorter ids")
+    return message
 
 
 def decode_content(message: ClientMessage, kind: Any) -> Any:

@@ -281,7 +281,10 @@ class Execution:
             self._stopping.interrupt()
 
     def answer(self, text: str | None) -> None:
-        """The line that the program's `input()` waits for (see the Input event). None: the input is at its end."""
+        """The line that the program's `input()` waits for (see the Input event). None: the input is at its end.
+
+        Raises InvalidRequest for a flood of answers that the program does not read.
+        """
         if self._kernel is not None and self.ended is None:
             self._kernel.answer({"error": "EOF when reading a line"} if text is None else {"text": text})
 

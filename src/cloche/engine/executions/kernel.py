@@ -360,7 +360,9 @@ class KernelClient:
         return self._assistant
 
     def answer(self, answer: Header) -> None:
-        """Answers `input()`: {"text": ..} or {"error": ..}."""
+        """Answers `input()`: {"text": ..} or {"error": ..}. Raises InvalidRequest while the program takes none."""
+        if self._channel.is_behind:
+            raise errors.InvalidRequest("the program has not read the answers so far: wait until it asks")
         self._channel.send({"do": "input", **answer})
 
     def signal(self, number: int, *, group: bool = False) -> None:
