@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from cloche.structs import Struct
 
-LanguageName = Literal["python", "javascript", "typescript", "bash", "r"]
+LanguageName = Literal["python", "javascript", "typescript", "bash", "r", "java"]
 
 
 class Language(Struct):
@@ -78,6 +78,17 @@ LANGUAGES: dict[str, Language] = {
         kernel_title="R",
         codemirror_mode="r",
         mime="text/x-r",
+    ),
+    "java": Language(
+        title="Java",
+        fences=("jshell",),
+        extensions=("java", "jsh"),
+        kernel_name="java",
+        kernel_title="Java",
+        codemirror_mode="text/x-java",
+        mime="text/x-java",
+        indent="    ",
+        comment="//",
     ),
 }
 LANGUAGE_NAMES: tuple[LanguageName, ...] = get_args(LanguageName)

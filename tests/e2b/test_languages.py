@@ -9,6 +9,8 @@ import pytest
 from e2b import SandboxException
 from e2b_code_interpreter import Sandbox
 
+from cloche.guest.languages import languages
+
 
 @pytest.fixture(scope="module")
 def box(server) -> Iterator[Sandbox]:
@@ -51,6 +53,16 @@ def test_r_has_variables_of_the_sandbox_and_of_a_call(box: Sandbox):
     assert (value_of("OF_ALL"), value_of("OF_CALL")) == ('[1] "of all"', '[1] "default"')
     assert box.run_code("getwd()", language="r").results[0].text == '[1] "/home/user"'
     assert box.run_code("plot(1)", language="r").results[0].png is not None
+
+
+@pytest.mark.skipif(languages.find_java() is None, reason="no JDK here: apt-get install openjdk-17-jdk-headless")
+def test_java_has_variables_as_properties_and_lines_as_those_of_ijava(box: Sandbox):
+    show = 'System.getProperty("{}", "default")'
+    assert box.run_code(show.format("OF_ALL"), language="java").text == "of all"
+    assert box.run_code(show.format("OF_ALL"), language="java", envs={"OF_ALL": "mine"}).text == "mine"
+    assert box.run_code(show.format("OF_ALL"), language="java").text == "of all"
+    assert box.run_code('System.out.println("line")', language="java").logs.stdout == ["line", "\n"]
+    assert box.run_code('System.getProperty("user.dir")', language="java").text == "/home/user"
 
 
 def test_bash_keeps_its_state(box: Sandbox):

@@ -22,6 +22,12 @@ def test_a_host_without_r_names_the_package(monkeypatch: pytest.MonkeyPatch):
         languages.kernel_starter("r", (3, 4, 5), "token", None)
 
 
+def test_a_host_without_a_jdk_names_the_package(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(languages, "_SYSTEM_PATH", "/nonexistent")
+    with pytest.raises(languages.LanguageUnavailable, match=r"no JDK with jshell on this host: install it"):
+        languages.kernel_starter("java", (3, 4, 5), "token", None)
+
+
 def test_an_unknown_language_names_those_that_there_are():
-    with pytest.raises(languages.LanguageUnavailable, match="python, javascript, typescript, bash or r"):
+    with pytest.raises(languages.LanguageUnavailable, match="python, javascript, typescript, bash, r or java"):
         languages.kernel_starter("cobol", (3, 4, 5), "token", None)

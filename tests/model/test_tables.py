@@ -21,7 +21,7 @@ def test_every_language_is_in_the_table_and_has_a_kernel():
 
 
 def test_the_titles_of_languages_make_a_sentence():
-    assert list_titles() == "Python, JavaScript, TypeScript, bash or R"
+    assert list_titles() == "Python, JavaScript, TypeScript, bash, R or Java"
 
 
 def test_languages_share_neither_names_nor_extensions():

@@ -26,7 +26,7 @@ COMMAND_GROUPS = {
     "Run code": {
         "run": "Run a program in a new sandbox.",
         "attach": "Show the output of a detached run.",
-        "shell": "Open a prompt, Python, bash or R, in a sandbox.",
+        "shell": "Open a prompt, Python, bash, R or Java, in a sandbox.",
         "chat": "Chat with a model that can run code, in the terminal.",
         "kernel": "Install a kernel for Jupyter's programs on this machine.",
     },

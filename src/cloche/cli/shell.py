@@ -29,6 +29,7 @@ class TerminalProgram(NamedTuple):
 TERMINAL_PROGRAMS = {
     "bash": TerminalProgram(("bash", "-i"), ("bash", "-s")),
     "r": TerminalProgram(("R", "--quiet", "--no-save"), ("R", "--no-echo", "--no-save")),
+    "java": TerminalProgram(("jshell",), ("jshell", "-s", "-")),
 }
 EXIT_BROKEN_PIPE = 141
 EXIT_INTERRUPTED = 130
@@ -42,7 +43,8 @@ EXIT_INTERRUPTED = 130
 @network_options
 @click.option("--alone", is_flag=True, help="Use no server, even if one runs.")
 def command(id: str | None, lang: str, template: str, alone: bool, notebook: Path | None, **options: Any) -> None:
-    """Open a prompt, Python, bash or R: in a fresh sandbox, which is removed afterwards, or in sandbox ID of a server.
+    """Open a prompt, Python, bash, R or Java, in a fresh sandbox, which is removed afterwards, or in sandbox ID of a
+    server.
 
     Ctrl-D leaves it.
     """

@@ -279,7 +279,7 @@ def readline_history(path: Path, completer: LineCompleter | None = None) -> Iter
             readline.write_history_file(path)
 
 
-# `cloche shell --lang bash|r`: joins the user's terminal to one inside a sandbox.
+# `cloche shell --lang bash|r|java`: joins the user's terminal to one inside a sandbox.
 
 STDIN = 0
 

@@ -151,8 +151,9 @@ class ExecutionLineEncoder:
     An execution has one error at most, sent at the end, when more is known about it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, language: str = DEFAULT_LANGUAGE) -> None:
         self._error: dict[str, Any] | None = None
+        self._language = language
 
     def encode(self, events: Iterable[AnyEvent], timestamp: str) -> bytes:
         """The lines for these events; empty for events that E2B does not have."""
@@ -161,7 +162,10 @@ class ExecutionLineEncoder:
     def _encode_event_lines(self, event: AnyEvent, timestamp: str) -> bytes:
         match event:
             case Output():
-                return encode_line({"type": event.stream, "text": event.text, "timestamp": timestamp})
+                parts = split_java_line(event.text) if self._language == "java" else [event.text]
+                return b"".join(
+                    [encode_line({"type": event.stream, "text": text, "timestamp": timestamp}) for text in parts]
+                )
             case Display(update=False):
                 return encode_line(encode_result(event))
             case Started():
@@ -179,6 +183,11 @@ class ExecutionLineEncoder:
         elif found is None and ended.exit_code:
             found = encode_error("", str(ended.exit_code))  # as E2B's bash reports a failed last command of a cell
         return (encode_line(found) if found else b"") + END_LINE
+
+
+def split_java_line(text: str) -> list[str]:
+    """The text and the line end behind it, which E2B's kernel of Java sends apart."""
+    return [text[:-1], "\n"] if text.endswith("\n") and len(text) > 1 else [text]
 
 
 def describe_failed_outcome(ended: Ended) -> tuple[str, str]:
@@ -263,7 +272,7 @@ class CodeServer:
         context = _context_for_request(sandbox, message)
         execution = context.execute(message.code, env=message.env_vars, until_deadline=True, showing=SHOWING)
         return StreamResponse(
-            _stream_execution_lines(execution, sandbox),
+            _stream_execution_lines(execution, sandbox, context.language),
             at_once=True,
             quiet_seconds=QUIET_SECONDS,
             keepalive=KEEPALIVE_LINE,
@@ -317,12 +326,12 @@ def _find_context(sandbox: Sandbox, id: str) -> Context:
         raise errors.ContextNotFound(f"Context {id} not found") from None
 
 
-async def _stream_execution_lines(execution: Execution, sandbox: Sandbox) -> AsyncGenerator[bytes, None]:
+async def _stream_execution_lines(execution: Execution, sandbox: Sandbox, language: str) -> AsyncGenerator[bytes, None]:
     """The response lines. Closing the generator interrupts the program.
 
     Raises DropConnection if the sandbox ends meanwhile.
     """
-    lines = ExecutionLineEncoder()
+    lines = ExecutionLineEncoder(language)
     try:
         async with execution:
             while events := await execution.next_events():

@@ -26,6 +26,19 @@ _NO_NODE = (
 _R_KERNEL = os.path.join(os.path.dirname(_NODE_KERNEL), os.pardir, "r", "kernel.R")
 _R_OPTIONS = ("--no-save", "--no-restore", "--no-echo", "--no-init-file", "--no-environ")
 _NO_R = "there is no R on this host: install it (apt-get install r-base-core), or use another language"
+_JAVA_KERNEL = os.path.join(os.path.dirname(_NODE_KERNEL), os.pardir, "java", "Kernel.java")
+_JAVA_OPTIONS = (
+    "-XX:+UseSerialGC",  # one thread, and the least memory
+    "-XX:TieredStopAtLevel=1",  # the quick compiler alone: the other one takes memory and seconds
+    "-XX:-UsePerfData",  # a file in /tmp
+    "-Xshare:auto",
+    "--add-opens=java.base/java.util=ALL-UNNAMED",  # the environment is changed there: see Kernel.java
+)
+_JAVA_HEAP_SHARE = 0.6  # of the memory limit: beside the heap, there are classes, code and the compiler
+_NO_JAVA = (
+    "there is no JDK with jshell on this host: install it (apt-get install openjdk-17-jdk-headless), or use another "
+    "language"
+)
 _NO_BASH = "there is no bash on this host: install it, or use another language"
 
 
@@ -70,6 +83,21 @@ def _r_starter(language: str, fds: tuple, token: str, defaults) -> tuple:
     return lambda: _become_evaluator(fds, token, command, by_signal=True), None
 
 
+def find_java() -> str | None:
+    """The `java` of a JDK with jshell, which a runtime alone has not."""
+    program = os.path.realpath(shutil.which("java", path=_SYSTEM_PATH) or "")
+    return program if os.access(os.path.join(os.path.dirname(program), "jshell"), os.X_OK) else None
+
+
+def _java_starter(language: str, fds: tuple, token: str, defaults) -> tuple:
+    program = find_java()
+    if program is None:
+        raise LanguageUnavailable(_NO_JAVA)
+    heap = [f"-Xmx{int(defaults.data_bytes * _JAVA_HEAP_SHARE) >> 20}m"] if defaults.data_bytes else []
+    command = [program, *_JAVA_OPTIONS, *heap, _JAVA_KERNEL]
+    return lambda: _become_evaluator(fds, token, command, by_signal=False), None
+
+
 def _become_evaluator(fds: tuple, token: str, command: list, by_signal: bool) -> None:
     from cloche.guest.languages import evaluator
 
@@ -82,6 +110,7 @@ KERNEL_STARTERS = {  # the same names as in `cloche.languages`
     "typescript": _node_starter,
     "bash": _bash_starter,
     "r": _r_starter,
+    "java": _java_starter,
 }
 
 

@@ -6,6 +6,7 @@ export const LANGUAGES = {
   typescript: { title: "TypeScript", fences: ["ts"], extensions: ["ts"], kernelName: "typescript", kernelTitle: "TypeScript", indent: "  ", comment: "//", colours: "javascript" },
   bash: { title: "bash", fences: ["sh", "shell"], extensions: ["sh"], kernelName: "bash", kernelTitle: "Bash", indent: "  ", comment: "#" },
   r: { title: "R", fences: [], extensions: ["R", "r"], kernelName: "ir", kernelTitle: "R", indent: "  ", comment: "#" },
+  java: { title: "Java", fences: ["jshell"], extensions: ["java", "jsh"], kernelName: "java", kernelTitle: "Java", indent: "    ", comment: "//" },
 };
 
 /** The language that a fence in Markdown names, or the name itself. */
