@@ -35,7 +35,9 @@ from cloche.linux.remove_tree import remove_tree
 from cloche.model import MIB, Limits, Template
 
 BACKEND_NAME = "gvisor"
-OVERHEAD_BYTES = 256 * MIB  # of gVisor itself, and of what was imported, of which each sandbox has a copy
+# Of gVisor itself, of what was imported, of which each sandbox has a copy, and of what programs can take before init's
+# watch has looked: at this limit the whole sandbox ends.
+OVERHEAD_BYTES = 512 * MIB
 OVERHEAD_THREADS = 512
 THREADS_PER_PROCESS = 4  # of gVisor, for one thread of a program
 BACKLOG = 512  # of connections that init relays

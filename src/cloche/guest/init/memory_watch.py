@@ -10,6 +10,7 @@ import signal
 import time
 
 _PERIOD_SECONDS = 0.25
+_FREEING_SECONDS = 0.25  # until the memory of a process that was ended is free in that kernel: else more would end
 _OWN_KERNEL_SECONDS = 0.05  # where the memory of all can be read at once, and the host's limit would end the sandbox
 
 
@@ -57,6 +58,8 @@ class MemoryWatch:
         if kernel:
             self._event({"ev": "over_memory", "kernel": kernel})
         os.kill(pid, signal.SIGKILL)
+        if self.kernel_bytes is not None:
+            self._next_look = time.monotonic() + _FREEING_SECONDS
 
     def usage(self, *_) -> dict:
         """The usage of the whole sandbox as seen from inside; zeros where other processes are visible as well."""
