@@ -184,7 +184,7 @@ REQUESTS = {
 @pytest.mark.parametrize("path", REQUESTS)
 def test_a_key_is_needed_and_may_be_in_the_url(server: RunningServer, path: str):
     assert httpx2.post(server.url + path, json=REQUESTS[path]).status_code == 401
-    with_key = server.url.replace("://", f"://{server.key}@")
+    with_key = server.url.replace("://", f"://cloche:{server.key}@")
     assert httpx2.post(with_key + path, json=REQUESTS[path], timeout=60).status_code == 200
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable
 from typing import ClassVar
@@ -196,13 +197,15 @@ async def _run_stage(
     script: PythonScript | None = None,
     stdin: bytes = b"",
 ) -> StageOutcome:
+    began_at = time.monotonic()
     async with await start_capture(sandbox, bounds, words, script=script, stdin=stdin) as program:
         exited = await program.wait()
+        usage = msgspec.structs.replace(program.usage, wall_seconds=time.monotonic() - began_at)
         return StageOutcome(
             exited=exited,
             stdout=_decode_stream(program.output_so_far("stdout")),
             stderr=_decode_stream(program.output_so_far("stderr")),
-            usage=program.usage,
+            usage=usage,
         )
 
 
