@@ -26,7 +26,7 @@ from cloche.sdk.assembly import assemble_engine
 
 BUILT = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "cloche-tests", "gvisor")
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]  # with its own nurseries of everything
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -161,7 +161,6 @@ async def test_sandboxes_of_a_pool_stand_still_until_they_are_taken(data_dir: st
         assert await run_text(sandbox, "1+1") == "2"
 
 
-@pytest.mark.long
 async def test_every_claim_made_for_it_holds(engine: Engine):
     found = [outcome async for outcome in run_conformance(engine)]
     assert {outcome.name for outcome in found} == {claim.name for claim in ALL_CLAIMS} - set(OWN_KERNEL_DIFFERENCES)
