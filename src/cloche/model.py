@@ -309,6 +309,18 @@ class CodeCheck(Struct):
     indent: int = 0
 
 
+class ImageOrigin(Struct):
+    """The image that a template was imported from."""
+
+    source: str  # the file or directory, and the name in it
+    digest: str  # of the image's configuration, or of a root's files
+    own_python: bool  # whether it has one; then `python` and `python_prefix` of the template are paths in the image
+    path: str  # its PATH
+    shell: str
+    loader: str = ""  # of the host's Python, where the image has none: a path on the host
+    loader_sha256: str = ""
+
+
 class Template(Struct):
     """One immutable version of a template, as it lies in the data directory."""
 
@@ -325,6 +337,7 @@ class Template(Struct):
     network: NetworkPolicy | None = None  # of sandboxes that ask for none
     created_at: float = 0.0
     size_bytes: int = 0
+    image: ImageOrigin | None = None
 
     @property
     def ref(self) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from cloche import errors
 from cloche.cli import load_command_config
 from cloche.cli.progress import show_progress
-from cloche.model import MIB, Template
+from cloche.model import MIB, ImageOrigin, Template
 from cloche.templates import (
     Catalogue,
     Difference,
@@ -21,6 +21,7 @@ from cloche.templates import (
     compare_templates,
     export_template,
     import_archive,
+    import_image,
     recipe,
 )
 
@@ -107,7 +108,9 @@ def list_command(as_json: bool) -> None:
     if not templates:
         click.echo("no templates yet: `cloche template build python` builds the built-in one", err=True)
     for each in templates:
-        click.echo(_template_line(each, "pinned" if known.pinned(each.name) == each.version else ""))
+        notes = ["pinned"] if known.pinned(each.name) == each.version else []
+        notes += [_image_note(each.image)] if each.image else []
+        click.echo(_template_line(each, "  ".join(notes)))
 
 
 def _template_line(template: Template, note: str) -> str:
@@ -203,13 +206,38 @@ def export_command(ref: str, file: Path) -> None:
 
 
 @command.command("import")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("source", metavar="FILE|DIR", type=click.Path(exists=True, path_type=Path))
+@click.option("--name", metavar="NAME", help="The name of the template that an image becomes.")
+@click.option("--recipe", "file", metavar="FILE.toml", help="Name, packages, imports, env and limits for an image.")
 @click.option("--sha256", metavar="DIGEST", help="Refuse any other file.")
-def import_command(file: Path, sha256: str | None) -> None:
-    """Add the template of an exported file."""
-    with show_progress(f"importing {file.name}") as report:
-        template = import_archive(open_catalogue(), file, sha256, report)
-    click.echo(f"{template.ref}  Python {template.python_version}, {_template_size(template)}")
+def import_command(source: Path, name: str | None, file: str | None, sha256: str | None) -> None:
+    """Add the template of an exported file, or make one of an OCI image.
+
+    An image is an archive of `docker save`, an OCI layout (a directory or an archive), or a directory or archive with
+    the files of a root.
+    """
+    with show_progress(f"importing {source.name}") as report:
+        if name is None and file is None:
+            if not source.is_file():
+                raise errors.InvalidRequest(f"{source} is a directory: give the template a name, with --name")
+            template = import_archive(open_catalogue(), source, sha256, report)
+        else:
+            chosen = _recipe_for_image(name, file)
+            template = import_image(open_catalogue(), source, chosen, sha256, report)
+    of_image = "" if template.image is None else f", {_image_note(template.image)}"
+    click.echo(f"{template.ref}  Python {template.python_version}, {_template_size(template)}{of_image}")
+
+
+def _recipe_for_image(name: str | None, file: str | None) -> Recipe:
+    chosen = recipe.Recipe(name=name or "") if file is None else recipe.read_recipe(Path(file))
+    chosen = msgspec.structs.replace(chosen, name=name or chosen.name)
+    recipe.check_recipe("--name", chosen)
+    return chosen
+
+
+def _image_note(image: ImageOrigin) -> str:
+    python = "" if image.own_python else ", Python of the host"
+    return f"from {image.source} ({image.digest[:19]}{python})"
 
 
 @command.command("rm")

@@ -46,6 +46,8 @@ class PlainBackend:
         self._nurseries: list[PlainNursery] = []
 
     async def start(self, template: Template) -> PlainNursery:
+        if template.image is not None:
+            raise errors.NurseryFailed(f"{template.ref} is an imported image, which {BACKEND_NAME} cannot run")
         ours, theirs = socket.socketpair()
         order = self._make_order(template)
         with theirs:

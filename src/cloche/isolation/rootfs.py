@@ -1,13 +1,14 @@
 """The file system of a sandbox: a plan, made by the host, carried out by `launch`.
 
 The host's /usr is shared read-only, /etc is our own, and beside the template's environment and its Python's
-prefix nothing else of the host is visible.
+prefix nothing else of the host is visible. With an imported image, the image's files are in place of the host's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import os
 import py_compile
 import sys
@@ -18,7 +19,18 @@ from uv import find_uv_bin
 
 from cloche import errors
 from cloche.guest.paths import DOOR_PORT, USER_BASE
-from cloche.model import Struct, Template
+from cloche.image_layout import (
+    ETC_DIRECTORY,
+    IMAGE_DIRECTORY,
+    LOADER_COPY,
+    MERGED_DIRECTORIES,
+    PRIVATE_LIBRARIES,
+    PRIVATE_LOADER,
+    SHARED_DIRECTORY,
+    SITE_FILE,
+    SYSTEM_DIRECTORIES,
+)
+from cloche.model import ImageOrigin, Struct, Template
 
 # The settings of pip, uv and npm in a sandbox: where they install to, and where packages come from.
 #
@@ -47,6 +59,9 @@ INSTALLER_ENVIRONMENT = {
 FRONT_PATH = "opt/cloche/front"
 # In the template's own environment only: others are made inside, and work as anywhere.
 _PTH = f'import sys; sys.prefix in ("/opt/cloche/env", "/{FRONT_PATH}") and __import__("cloche_usersite")\n'
+# The same for an image's own Python, whose packages stay: it lies in the environment, which is read first, and again
+# when it is known whether there is a user's site-packages.
+_IMAGE_PTH = f"/{SITE_PATH}\nimport site; site.ENABLE_USER_SITE is not None and exec({_PTH!r})\n"
 _PIP = {
     "global": {"disable-pip-version-check": "true", "no-cache-dir": "true", "root-user-action": "ignore"},
     "install": {"compile": "false"},  # it takes a third of the time; modules are compiled when they are imported
@@ -152,7 +167,6 @@ def _assignment_lines(table: dict[str, str]) -> str:
 PYTHON_DIRECTORY = "/opt/cloche/python"
 ENV_DIRECTORY = "/opt/cloche/env"
 LIB_DIRECTORY = "/opt/cloche/lib"
-SHARED_DIRECTORY = "/opt/cloche/shared"
 PROGRAMS_DIRECTORY = "/opt/cloche/programs"
 FRONT_DIRECTORY = "/opt/cloche/front"  # programs of ours that come before those of the template; see `installer_files`
 
@@ -229,6 +243,8 @@ class RootPlan(Struct):
 
 def plan_root(template: Template, *, packages: bool = False) -> RootPlan:
     """The root for nurseries of `template` on this host. `packages`: whether sandboxes have a package index."""
+    if template.image is not None:
+        return _plan_image_root(template, template.image, packages)
     links = {"dev/fd": "/proc/self/fd", "dev/stdin": "/proc/self/fd/0", "dev/stdout": "/proc/self/fd/1"}
     links |= {"dev/stderr": "/proc/self/fd/2", "dev/ptmx": "pts/ptmx", "etc/mtab": "/proc/self/mounts"}
     links |= {"etc/os-release": "../usr/lib/os-release", "etc/localtime": "/usr/share/zoneinfo/Etc/UTC"}
@@ -245,6 +261,84 @@ def plan_root(template: Template, *, packages: bool = False) -> RootPlan:
         covers=dict.fromkeys(_site_packages(template), SITE_PATH) | covered_files(),
         devices=[f"/dev/{name}" for name in _DEVICES],
     )
+
+
+def _plan_image_root(template: Template, image: ImageOrigin, packages: bool) -> RootPlan:
+    """The root of a template that was imported from an image: the image's files in place of the host's.
+
+    Its directories are mounted one by one in a root that is ours: so none of its links is on the way to a mount point,
+    or to anything that is mounted.
+    """
+    links = {"dev/fd": "/proc/self/fd", "dev/stdin": "/proc/self/fd/0", "dev/stdout": "/proc/self/fd/1"}
+    links |= {"dev/stderr": "/proc/self/fd/2", "dev/ptmx": "pts/ptmx"}
+    links[f"{FRONT_DIRECTORY[1:]}/lib"] = f"{ENV_DIRECTORY}/lib"
+    binds = _image_binds(f"{template.root}/{IMAGE_DIRECTORY}", links)
+    binds += [(f"{template.root}/env", ENV_DIRECTORY[1:]), *_guest_code(), *installer_binds()]
+    covers = covered_files()
+    if image.own_python:
+        links[PYTHON_DIRECTORY[1:]] = template.python_prefix
+    else:
+        binds += _private_python_binds(template, image, links)
+        covers |= dict.fromkeys(_prefix_packages(template), SITE_PATH)
+    files = {f"etc/{name}": text for name, text in _ETC_OWN.items()} | installer_files(template, packages=packages)
+    files[SITE_FILE[1:]] = _IMAGE_PTH
+    return RootPlan(
+        directories=[*_DIRECTORIES, *(["opt/cloche/warm"] if packages else [])],
+        files={_move_from_etc(path): text.replace("/bin/bash", image.shell) for path, text in files.items()},
+        programs=_plan_programs(template, packages),
+        links=links,
+        binds=binds,
+        covers=covers,
+        devices=[f"/dev/{name}" for name in _DEVICES],
+    )
+
+
+def _move_from_etc(path: str) -> str:
+    """The image's /etc is mounted whole; in it are links to our files, which lie elsewhere."""
+    return ETC_DIRECTORY[1:] + path.removeprefix("etc") if path.startswith("etc/") else path
+
+
+def _image_binds(root: str, links: dict[str, str]) -> list[tuple[str, str]]:
+    """Binds of what is in the image's root, of the children of directories in which there are places of ours. Symlinks
+    become links of the same target."""
+    binds = []
+    own = {"/".join(path.split("/")[:depth]) for path in _DIRECTORIES for depth in (1, 2)} | {"opt/cloche"}
+    for entry in _list_entries(root):
+        if entry.name in MERGED_DIRECTORIES:
+            inside = _list_entries(entry.path) if entry.is_dir(follow_symlinks=False) else []
+            found = [(f"{entry.name}/{child.name}", child) for child in inside]
+        else:
+            found = [(entry.name, entry)] if entry.name not in SYSTEM_DIRECTORIES else []
+        for name, each in found:
+            if name in own:
+                continue
+            if each.is_symlink():
+                links[name] = os.readlink(each.path)
+            elif each.is_dir(follow_symlinks=False) or each.is_file(follow_symlinks=False):
+                binds.append((each.path, name))
+    return binds
+
+
+def _list_entries(directory: str) -> list[os.DirEntry[str]]:
+    """Raises NurseryFailed."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entries, key=lambda each: each.name)
+    except OSError as error:
+        raise errors.NurseryFailed(f"the image's files are damaged: {error}") from None
+
+
+def _private_python_binds(template: Template, image: ImageOrigin, links: dict[str, str]) -> list[tuple[str, str]]:
+    """Our Python with the libraries of this host, for nobody but itself."""
+    prefix = os.path.realpath(template.python_prefix)
+    loader = os.path.realpath(image.loader)
+    links[PRIVATE_LOADER[1:]] = LOADER_COPY
+    with open(loader, "rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != image.loader_sha256:
+            raise errors.NurseryFailed(f"this host's C library was replaced: import the image of {template.ref} again")
+    parts = [name for name in _PREFIX_PARTS if os.path.isdir(f"{prefix}/{name}")]
+    binds = [(f"{prefix}/{name}", f"{PYTHON_DIRECTORY[1:]}/{name}") for name in parts]
+    return [*binds, *_shared_libraries(prefix), (os.path.dirname(loader), PRIVATE_LIBRARIES[1:])]
 
 
 def _plan_programs(template: Template, packages: bool) -> dict[str, str]:
@@ -291,9 +385,9 @@ def _prefix_binds(template: Template, links: dict[str, str]) -> list[tuple[str, 
     return [*((f"{prefix}/{name}", f"{PYTHON_DIRECTORY[1:]}/{name}") for name in parts), *_shared_libraries(prefix)]
 
 
+_OWN_PATH = "/home/user/.local/bin:/opt/cloche/front/bin:/opt/cloche/env/bin:/opt/cloche/programs"
 _PROGRAM_ENVIRONMENT = {
-    "PATH": "/home/user/.local/bin:/opt/cloche/front/bin:/opt/cloche/env/bin:/opt/cloche/programs:"
-    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/opt/cloche/python/bin:/usr/bin:/sbin:/bin",
+    "PATH": f"{_OWN_PATH}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/opt/cloche/python/bin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
     "SHELL": "/bin/bash",
     "MPLBACKEND": "Agg",
@@ -305,6 +399,9 @@ _THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS
 
 def program_environment(template: Template) -> dict[str, str]:
     """The variables of every program, with those that it needs to find this root's parts."""
+    if template.image is not None:
+        own = {"PATH": f"{_OWN_PATH}:{template.image.path}", "SHELL": template.image.shell}
+        return {**_PROGRAM_ENVIRONMENT, **INSTALLER_ENVIRONMENT, **own}
     shared = _shared_libraries(os.path.realpath(template.python_prefix))
     libraries = {"LD_LIBRARY_PATH": SHARED_DIRECTORY} if shared else {}
     return {**_PROGRAM_ENVIRONMENT, **INSTALLER_ENVIRONMENT, **libraries}
@@ -334,8 +431,15 @@ def _site_packages(template: Template) -> list[str]:
     libraries = ("usr/lib", "usr/lib64", "usr/local/lib", "usr/local/lib64")
     patterns = [f"{library}/python3*/{kind}-packages" for library in libraries for kind in ("dist", "site")]
     found = [path for pattern in patterns for path in glob.glob(pattern, root_dir="/")]
-    prefix = os.path.realpath(template.python_prefix)
-    if not _below_usr(prefix):
-        inside = glob.glob("lib*/python3*/site-packages", root_dir=prefix)
-        found += [f"{PYTHON_DIRECTORY[1:]}/{path}" for path in inside]
+    if not _below_usr(os.path.realpath(template.python_prefix)):
+        found += _prefix_packages(template)
     return sorted(set(found))
+
+
+def _prefix_packages(template: Template) -> list[str]:
+    """The same directories of the template's Python, where its prefix is mounted."""
+    prefix = os.path.realpath(template.python_prefix)
+    inside = [
+        path for kind in ("dist", "site") for path in glob.glob(f"lib*/python3*/{kind}-packages", root_dir=prefix)
+    ]
+    return [f"{PYTHON_DIRECTORY[1:]}/{path}" for path in inside]

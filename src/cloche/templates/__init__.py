@@ -7,6 +7,8 @@
     catalogue.py  the built versions, the meaning of a name, and the removal of unneeded versions
     diff.py       the differences between two versions
     archive.py    a version as one file: export and import
+    image.py      the import of an OCI image, and beside it where images come from (image_source.py), their files
+                  (image_tree.py) and their Python (image_python.py)
 
 Wheels are hostile. Unpacking one runs none of its code, but starting an interpreter with one in its
 site-packages does (a `.pth` file is executed at every start). So nothing here ever starts a template's own
@@ -17,6 +19,7 @@ from cloche.templates.archive import export_template, import_archive
 from cloche.templates.build import ReportProgress, TemplateProgress, build_template, ensure_template
 from cloche.templates.catalogue import Catalogue
 from cloche.templates.comparison import Difference, compare_templates
+from cloche.templates.image import import_image
 from cloche.templates.recipe import Recipe
 
 __all__ = [
@@ -30,4 +33,5 @@ __all__ = [
     "ensure_template",
     "export_template",
     "import_archive",
+    "import_image",
 ]

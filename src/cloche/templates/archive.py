@@ -88,6 +88,8 @@ def export_template(template: Template, file: Path, report: ReportProgress = ign
     """
     if not (directory := file.absolute().parent).is_dir():
         raise errors.InvalidRequest(f"cannot export {template.ref}: there is no directory {directory}")
+    if template.image is not None:
+        raise errors.InvalidRequest(f"{template.ref} is an imported image: import it on the other machine, too")
     interpreter = pythons.query_interpreter(template.python)
     if interpreter is None:
         raise errors.TemplateNotFound(f"{template.ref} needs {template.python}, which is gone: build it again")
@@ -220,7 +222,8 @@ def open_archive(file: Path) -> Iterator[tuple[ArchiveContents, tarfile.TarFile]
         with tarfile.open(file, "r|gz", tarinfo=_PlainMember) as archive:
             yield _read_contents(archive), archive
     except (tarfile.TarError, zlib.error, EOFError) as error:
-        raise errors.InvalidRequest(f"{file} is no whole archive of a template: {error}") from None
+        said = f"{file} is no whole archive of a template: {error}"
+        raise errors.InvalidRequest(f"{said}; an image needs a name: give --name") from None
     except OSError as error:
         raise errors.InvalidRequest(f"cannot import {file}: {error}") from None
 
@@ -228,7 +231,8 @@ def open_archive(file: Path) -> Iterator[tuple[ArchiveContents, tarfile.TarFile]
 def _read_contents(archive: tarfile.TarFile) -> ArchiveContents:
     member = archive.next()
     if member is None or member.name != CONTENTS_NAME or not member.isreg() or member.size > MAX_CONTENTS_BYTES:
-        raise errors.InvalidRequest("the file is no template that `cloche template export` wrote")
+        advice = "an image needs a name: give --name"
+        raise errors.InvalidRequest(f"the file is no template that `cloche template export` wrote; {advice}")
     listed = archive.extractfile(member)
     assert listed is not None
     try:
@@ -325,7 +329,7 @@ def import_archive(
     template or does not fit on the disk, TemplateBuildFailed where this host has no Python for it.
     """
     if sha256 is not None:
-        _check_digest(file, sha256)
+        check_digest(file, sha256)
     with open_archive(file) as (contents, packed):
         if not recipes.is_template_name(contents.name):
             raise errors.InvalidRequest(f"the archive has a template with a name that none has: {contents.name[:80]!r}")
@@ -338,7 +342,8 @@ def import_archive(
     return template
 
 
-def _check_digest(file: Path, sha256: str) -> None:
+def check_digest(file: Path, sha256: str) -> None:
+    """Raises InvalidRequest unless the file has that digest."""
     try:
         with file.open("rb") as reading:
             found = hashlib.file_digest(reading, "sha256").hexdigest()

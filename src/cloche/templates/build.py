@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -33,14 +33,23 @@ _SHEBANG = re.compile(rb"#![^\n]*python[^\n]*\n")
 _TRAMPOLINE = re.compile(rb"#!/bin/sh\n'''exec' [^\n]*\n' '''\n")
 
 
-def install_wheels(lock_file: Path, interpreter: Interpreter, env: Path, on_line: Callable[[str], None]) -> None:
-    """Unpacks the wheels of `lock_file` below `env`. None of their code runs. Raises TemplateBuildFailed."""
-    arguments = ["pip", "install", "--python", interpreter.path, "--prefix", str(env), "--requirements", str(lock_file)]
+def install_wheels(
+    lock_file: Path, interpreter: Interpreter, env: Path, on_line: Callable[[str], None], for_minor: str = ""
+) -> None:
+    """Unpacks the wheels of `lock_file` below `env`. None of their code runs. Raises TemplateBuildFailed.
+
+    `for_minor`: the version of another Python that they are for, of which there is no interpreter here.
+    """
+    site = env / "lib" / f"python{for_minor}" / "site-packages"
+    place = ["--target", str(site), "--python-version", for_minor] if for_minor else ["--prefix", str(env)]
+    arguments = ["pip", "install", "--python", interpreter.path, *place, "--requirements", str(lock_file)]
     arguments += ["--require-hashes", "--no-deps", "--only-binary", ":all:", "--no-python-downloads"]
     # Copies, because files that are shared with the user's uv cache would not be immutable.
     arguments += ["--no-compile-bytecode", "--link-mode", "copy"]
     uv.run_uv(arguments, lock_file.parent, on_line)
-    _make_environment(env, interpreter)
+    if (site / "bin").is_dir():
+        (site / "bin").rename(env / "bin")
+    _make_environment(env, for_minor or interpreter.version, for_minor or interpreter.minor_version)
 
 
 def compile_bytecode(interpreter: Interpreter, env: Path, on_file: Callable[[int, int], None]) -> None:
@@ -93,16 +102,16 @@ def _walk_paths(root: Path) -> Iterator[Path]:
             yield Path(directory, name)
 
 
-def _make_environment(env: Path, interpreter: Interpreter) -> None:
+def _make_environment(env: Path, version: str, minor: str) -> None:
     scripts = env / "bin"
-    scripts.mkdir(exist_ok=True)
+    scripts.mkdir(parents=True, exist_ok=True)
     for script in scripts.iterdir():
         _point_at_guest(script)
-    for name in ("python", "python3", f"python{interpreter.minor_version}"):
+    for name in ("python", "python3", f"python{minor}"):
         link = scripts / name
         link.unlink(missing_ok=True)  # a wheel may have brought a script of that name
-        link.symlink_to(f"{GUEST_PYTHON}/bin/python{interpreter.minor_version}")
-    settings = f"home = {GUEST_PYTHON}/bin\ninclude-system-site-packages = false\nversion = {interpreter.version}\n"
+        link.symlink_to(f"{GUEST_PYTHON}/bin/python{minor}")
+    settings = f"home = {GUEST_PYTHON}/bin\ninclude-system-site-packages = false\nversion = {version}\n"
     (env / "pyvenv.cfg").write_text(settings)
 
 
@@ -131,18 +140,31 @@ class PackageLock(Struct):
 
 
 def lock_packages(
-    recipe: Recipe, interpreter: Interpreter, directory: Path, on_line: Callable[[str], None]
+    recipe: Recipe,
+    interpreter: Interpreter,
+    directory: Path,
+    on_line: Callable[[str], None],
+    for_minor: str = "",
+    present: Collection[str] = (),
 ) -> PackageLock:
-    """Resolves the recipe for that interpreter, using `directory` for scratch. Raises TemplateBuildFailed."""
-    wanted = sorted({*recipe.packages, *GUEST_REQUIREMENTS})
-    locked = _compile_lock(wanted, interpreter, directory, on_line)
+    """Resolves the recipe for that interpreter, using `directory` for scratch. Raises TemplateBuildFailed.
+
+    `for_minor`: the version of another Python that it is for; `present`: packages that this one has already.
+    """
+    own = [each for each in GUEST_REQUIREMENTS if each.partition(">")[0] not in present]
+    wanted = sorted({*recipe.packages, *own})
+    locked = _compile_lock(wanted, interpreter, directory, on_line, for_minor)
     if any(package.startswith("matplotlib==") for package in locked.packages):
-        locked = _compile_lock(sorted({*wanted, *CHART_REQUIREMENTS}), interpreter, directory, on_line)
+        locked = _compile_lock(sorted({*wanted, *CHART_REQUIREMENTS}), interpreter, directory, on_line, for_minor)
     return locked
 
 
 def _compile_lock(
-    wanted: Iterable[str], interpreter: Interpreter, directory: Path, on_line: Callable[[str], None]
+    wanted: Iterable[str],
+    interpreter: Interpreter,
+    directory: Path,
+    on_line: Callable[[str], None],
+    for_minor: str,
 ) -> PackageLock:
     arguments = ["pip", "compile", "-", "--python", interpreter.path, "--generate-hashes", "--only-binary", ":all:"]
     arguments += [
@@ -151,6 +173,7 @@ def _compile_lock(
         "--no-emit-index-url",
         "--no-emit-find-links",
         "--no-python-downloads",
+        *(["--python-version", for_minor] if for_minor else []),
     ]
     text = uv.run_uv(arguments, directory, on_line, stdin="\n".join(wanted) + "\n")
     return parse_lock(text)
@@ -213,11 +236,15 @@ def ensure_template(catalogue: Catalogue, ref: str, report: ReportProgress = ign
         if name not in recipes.BUILT_IN_TEMPLATES or catalogue.pinned(name):
             raise
         return _build_first(catalogue, name, report)
-    if os.access(template.python, os.X_OK):
+    if _has_interpreter(template):
         return template
     if "@" not in ref and template.name in recipes.BUILT_IN_TEMPLATES and not catalogue.pinned(template.name):
         return build_template(catalogue, recipes.built_in_recipe(template.name), report)
     raise errors.TemplateNotFound(f"{template.ref} needs {template.python}, which is gone: build the template again")
+
+
+def _has_interpreter(template: Template) -> bool:
+    return (template.image is not None and template.image.own_python) or os.access(template.python, os.X_OK)
 
 
 def _build_first(catalogue: Catalogue, name: str, report: ReportProgress) -> Template:

@@ -62,7 +62,7 @@ def parse_recipe(text: str, origin: str = "template.toml") -> Recipe:
         recipe = msgspec.convert(table, Recipe)
     except (msgspec.ValidationError, errors.InvalidRequest) as error:
         raise errors.InvalidConfig(f"{origin}: {error}") from None
-    _check_recipe(origin, recipe)
+    check_recipe(origin, recipe)
     return recipe
 
 
@@ -143,7 +143,8 @@ def is_template_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def _check_recipe(origin: str, recipe: Recipe) -> None:
+def check_recipe(origin: str, recipe: Recipe) -> None:
+    """Raises InvalidConfig that names `origin`, the key and the error."""
     if not is_template_name(recipe.name):
         raise errors.InvalidConfig(
             f"{origin}: name {recipe.name!r} must be lower-case letters, digits, '.', '_' or '-'"

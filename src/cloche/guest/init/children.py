@@ -40,6 +40,7 @@ class ChildProcess:
 
 # The start of a process by init: its arguments, its descriptors, its way behind the walls.
 
+_BASH = "/bin/bash"
 KERNEL_FDS, _DOOR = (3, 4, 5), 6  # see `take_descriptors`
 
 
@@ -56,7 +57,10 @@ def command_words(header: dict) -> list:
     order = header.get("script")
     if order:
         return ["python3", order["name"], *order.get("argv", ())]
-    return header.get("argv") or ["/bin/bash", "-c", header["command"]]
+    words = header.get("argv") or [_BASH, "-c", header["command"]]
+    if words[0] == _BASH and not os.path.exists(_BASH):  # in many an image, and clients start their commands with it
+        return ["/bin/sh", *words[1:]]
+    return words
 
 
 def take_descriptors(outputs: tuple, stdin: int | None) -> None:
