@@ -86,7 +86,7 @@ agents-env: .venv-agents/.stamp
 test-all: test test-long ## Run those tests too that take long: faults, fuzzing, hostile programs with patience
 
 .PHONY: test-long
-test-long: setup litellm-env jupyter-env
+test-long: setup litellm-env jupyter-env open-terminal-env
 	$(call tested,-n $(WORKERS) --dist worksteal -m "long and not alone")
 	$(call tested,-m "long and alone" $(ALONE))
 
@@ -177,6 +177,14 @@ jupyter-env: .venv-jupyter/.stamp
 	@tar -xzf .venv-jupyter/sdist/autogen_ext-0.7.5.tar.gz -C .venv-jupyter/sdist
 	@touch $@
 
+.PHONY: open-terminal-env
+open-terminal-env: .venv-open-terminal/.stamp
+
+.venv-open-terminal/.stamp: tests/open_terminal/requirements.txt | $(STAMP)
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-open-terminal
+	@$(BIN)/uv pip install --quiet --python .venv-open-terminal/bin/python -r tests/open_terminal/requirements.txt
+	@touch $@
+
 .PHONY: openai-suite
 openai-suite: setup ## Run public suites of OpenAI's API: checkouts as OPENRESPONSES_REPO=, OPENAI_REPO=, LITELLM_REPO=
 	@test -n "$(OPENRESPONSES_REPO)$(OPENAI_REPO)$(LITELLM_REPO)" || { echo "make openai-suite [OPENRESPONSES_REPO=path/to/openresponses] [OPENAI_REPO=path/to/openai-python] [LITELLM_REPO=path/to/litellm]" >&2; exit 1; }
@@ -199,5 +207,5 @@ bench: setup .venv-peers/.stamp ## Measure against the peers that need no Docker
 
 .PHONY: clean
 clean: ## Remove what the other targets made
-	rm -rf .venv .venv-litellm .venv-jupyter .venv-agents .venv-fuzz .data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-litellm .venv-jupyter .venv-open-terminal .venv-agents .venv-fuzz .data dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

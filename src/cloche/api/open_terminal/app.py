@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
@@ -102,4 +103,4 @@ class OpenTerminal:
 
 
 def _missing_route_reply(status: int, what: str) -> Response:
-    return json_reply({"detail": what}, status)
+    return json_reply({"detail": HTTPStatus(status).phrase}, status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
@@ -19,6 +20,7 @@ from cloche.model import MIB
 
 USER_HEADER, CHAT_HEADER = "x-user-id", "x-session-id"
 MAX_CHAT = 256  # letters
+_MISSING = re.compile(r"missing required field `(\w+)`")
 T = TypeVar("T")
 
 
@@ -99,7 +101,9 @@ def error_reply(error: errors.ClocheError) -> Response:
     """An error in FastAPI's format, which Open Terminal has."""
     if isinstance(error, InvalidQuery | InvalidJson):
         place = "query" if isinstance(error, InvalidQuery) else "body"
-        flaw = {"type": "value_error", "loc": [place, *filter(None, error.path.split("."))], "msg": str(error)}
+        missing = _MISSING.search(str(error))
+        names = [*filter(None, error.path.split(".")), *(missing.groups() if missing else ())]
+        flaw = {"type": "missing" if missing else "value_error", "loc": [place, *names], "msg": str(error)}
         return json_reply({"detail": [flaw]}, 422)
     status = error.status if isinstance(error, Refusal) else status_of(error)
     return json_reply({"detail": str(error)}, status)

@@ -140,7 +140,7 @@ class FileRoutes:
         asked = await self._api.arguments(request, arguments.ArchiveBody)
         workspace = await self._api.workspace(request)
         paths = [resolve_path(each, HOME) for each in asked.paths]
-        reply = await run_unless_disconnected(request, workspace.perform("archive", paths=paths))
+        reply = await run_unless_disconnected(request, workspace.perform("archive", paths=paths, names=asked.paths))
         made = msgspec.json.decode(reply, type=dict[str, str])
         name = re.sub(r'[^\x20-\x7e]|["\\]', "_", made["name"])
         return await _file_response(await workspace.sandbox(), made["archive"], "application/zip", name + ".zip")

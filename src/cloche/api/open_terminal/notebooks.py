@@ -101,11 +101,19 @@ async def _run_cell(workspace: Workspace, session: NotebookSession, asked: CellB
         context = (await workspace.sandbox()).context(session.context)
         count = await _collect_outputs(context.submit(ExecutionRequest(code=source)), outputs)
     await workspace.perform("save_cell", **where, source=source, outputs=outputs, count=count)
+    outputs = [_join_lines(each) for each in outputs]
     failed = any(each["output_type"] == "error" for each in outputs)
     if failed:  # the reply has the error alone, as Open Terminal's
         error = next(each for each in reversed(outputs) if each["output_type"] == "error")
         return {"status": "error", "execution_count": None, "outputs": [error]}
     return {"status": "ok", "execution_count": count, "outputs": outputs}
+
+
+def _join_lines(output: Any) -> Any:
+    """The output with each text as one string; files have lists of lines."""
+    if isinstance(output, dict):
+        return {name: each if name == "traceback" else _join_lines(each) for name, each in output.items()}
+    return "".join(output) if isinstance(output, list) and all(isinstance(each, str) for each in output) else output
 
 
 async def _collect_outputs(execution: Execution, outputs: list[Any]) -> int | None:
@@ -125,7 +133,7 @@ def _append_output(outputs: list[Any], event: Any, count: int) -> None:
     last = outputs[-1] if outputs else {}
     match event:
         case Output() if last.get("name") == event.stream:
-            last["text"] += stream_output(event.stream, event.text)["text"]
+            last["text"] += [event.text]
         case Output():
             outputs.append(stream_output(event.stream, event.text))
         case Display():

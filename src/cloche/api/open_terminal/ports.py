@@ -13,7 +13,8 @@ from cloche import errors
 from cloche.api.auth import Gatekeeper
 from cloche.api.dialect import encoded_json_reply, json_reply
 from cloche.api.http import DialectEndpoint, run_unless_disconnected
-from cloche.api.open_terminal.context import CHAT_HEADER, USER_HEADER, InvalidQuery, OpenTerminalContext, error_reply
+from cloche.api.open_terminal.context import CHAT_HEADER, USER_HEADER, OpenTerminalContext, error_reply
+from cloche.api.open_terminal.workspace import Refusal
 from cloche.api.ports import ForwardedHeaders, PortProxy
 
 PRIVATE_HEADERS = (USER_HEADER.encode(), CHAT_HEADER.encode(), b"authorization", b"x-api-key")
@@ -47,7 +48,7 @@ class PortRoutes:
         port = int(given) if given.isascii() and given.isdigit() and len(given) < 6 else 0
         workspace = self._api.find_workspace(request)
         if not 0 < port < 1 << 16:
-            raise InvalidQuery("Port must be between 1 and 65535", "port")
+            raise Refusal(422, "Port must be between 1 and 65535")
         if workspace is None:
             raise errors.PortNotOpen("Port not found")
         scope = request.scope

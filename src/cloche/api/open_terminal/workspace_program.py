@@ -585,13 +585,13 @@ def skill_resources(directory: str, prefix: str = "", depth: int = 0) -> list[st
 # Archives, ports, notebooks.
 
 
-def archive(paths: list[str]) -> Reply:
-    """Writes a ZIP file, which the host sends and removes."""
+def archive(paths: list[str], names: list[str]) -> Reply:
+    """Writes a ZIP file, which the host sends and removes. `names` are the paths as the client gave them."""
     if not paths:
         raise Refused(400, "No paths provided")
-    for path in paths:
+    for path, name in zip(paths, names, strict=True):
         if not os.path.exists(path):
-            raise Refused(404, f"Path not found: {path}")
+            raise Refused(404, f"Path not found: {name}")
     handle, made = tempfile.mkstemp(suffix=".zip")
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as target:
@@ -686,7 +686,7 @@ def notebook_cell(path: str, index: int) -> Reply:
 def save_cell(path: str, index: int, source: str, outputs: list[Any], count: int | None) -> Reply:
     whole = load_notebook(path)
     cell = find_cell(whole, index)
-    cell["source"] = source
+    cell["source"] = source.splitlines(keepends=True)
     if cell.get("cell_type") == "code":
         cell["outputs"], cell["execution_count"] = outputs, count
     with open(path, "w", encoding="utf-8") as file:
