@@ -145,15 +145,17 @@ def requested_identity(request: Request) -> FileIdentity:
 def replace_in_pieces(content: bytes, old: bytes, new: bytes) -> Iterator[tuple[bytes, int]]:
     """What `content.replace(old, new)` returns, piece by piece, each with its number of places.
 
+    Raises FileError before the result is longer than a file may be.
+
     For 64 MiB of one letter that takes three seconds, in which the interpreter does nothing else.
     """
-    step, rest = max(REPLACED_STEP_BYTES, len(old)), b""
+    step, rest, size = max(REPLACED_STEP_BYTES, len(old)), b"", 0
     for start in range(0, len(content), step):
         piece = rest + content[start : start + step]
         *before, tail = piece.split(old)
         begun = min(len(tail), len(old) - 1)  # of the tail's end, where the next place may begin
         rest = tail[len(tail) - begun :]
-        size = sum(map(len, before)) + len(before) * len(new)
+        size += sum(map(len, before)) + len(before) * len(new) + len(tail) - begun
         if size > MAX_REPLACED_BYTES:
             raise errors.FileError(f"the file would have more than {MAX_REPLACED_BYTES} bytes")
         yield new.join([*before, tail[: len(tail) - begun]]), len(before)
@@ -259,13 +261,11 @@ class ExecdFiles:
             raise errors.FileError(f"{path} has {file.size_bytes} bytes: {MAX_REPLACED_BYTES} can be replaced in")
         content = b"".join([chunk async for chunk in file.until_read(MAX_REPLACED_BYTES)])
         old, new = message.old.encode("utf-8", "surrogatepass"), message.new.encode("utf-8", "surrogatepass")
-        pieces, size, count = list[bytes](), 0, 0
+        pieces, count = list[bytes](), 0
         for piece, places in replace_in_pieces(content, old, new):
             await asyncio.sleep(0)  # others have their turn
             pieces.append(piece)
-            size, count = size + len(piece), count + places
-            if size > MAX_REPLACED_BYTES:
-                raise errors.FileError(f"{path} would have more than {MAX_REPLACED_BYTES} bytes")
+            count += places
         if count:
             await self._files.write(resolve_home(path), b"".join(pieces), user=self._identity.user, in_place=True)
         return count
