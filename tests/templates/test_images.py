@@ -15,7 +15,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.conftest import embedding
+from e2b import Template as E2bTemplate
+from e2b_code_interpreter import Sandbox as E2bSandbox
+from tests.conftest import RunningServer, embedding, serving
+from tests.opensandbox.conftest import Lifecycle, said
 from tests.templates.image_roots import (
     add_python,
     digest_of,
@@ -366,3 +369,41 @@ def test_image_made_by_umoci_and_skopeo_is_imported(roots: Path, tmp_path: Path,
         seen = read_text(box, "ls /data /data/inner; echo $GREETING")
         assert seen == "/data:\ninner\nnote.txt\n\n/data/inner:\nc.txt\numoci\n"
     assert template.image is not None and template.image.own_python
+
+
+# -- the dialects
+
+
+@pytest.fixture(scope="module")
+def image_server(imported: str) -> Iterator[RunningServer]:
+    with serving(imported) as running:
+        yield running
+
+
+@pytest.mark.parametrize("image", ["bare", pytest.param("own", marks=pytest.mark.long)])
+def test_e2b_builds_from_an_imported_image(image_server: RunningServer, image: str):
+    access = {"api_key": image_server.key, "api_url": f"{image_server.url}/e2b"}
+    steps = E2bTemplate().from_image(f"docker.io/library/{image}").run_cmd("cat /data/note.txt > ~/copied")
+    lines: list[str] = []
+    E2bTemplate.build(steps, f"built-on-{image}", on_build_logs=lambda entry: lines.append(entry.message), **access)
+    assert any(line.startswith(f"[base] FROM {image}@") for line in lines)
+    box = E2bSandbox.create(f"built-on-{image}", **image_server.e2b)
+    try:
+        assert box.commands.run("cat ~/copied /etc/os-release").stdout.startswith("from the image\nID=tiny")
+        assert box.run_code("1+1").text == "2"
+        box.run_code("kept = 41")
+        box.pause()
+        box = E2bSandbox.connect(box.sandbox_id, **image_server.e2b)
+        assert box.run_code("kept + 1").text == "42"
+    finally:
+        box.kill()
+
+
+def test_opensandbox_runs_an_imported_image(image_server: RunningServer):
+    lifecycle = Lifecycle(image_server)
+    made = lifecycle.create(image={"uri": "bare"}).json()
+    try:
+        events = lifecycle.execd(made["id"]).run("print(open('/data/note.txt').read())")
+        assert said(events, "stdout").strip() == "from the image"
+    finally:
+        lifecycle.http.delete(f"/sandboxes/{made['id']}")
