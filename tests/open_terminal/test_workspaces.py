@@ -6,13 +6,16 @@ import io
 import json
 import secrets
 import zipfile
+from pathlib import Path
 
 import httpx2
 import pytest
-from tests.conftest import RunningServer, wait_until
+from tests.conftest import RunningServer, serving, wait_until
 from tests.open_terminal.conftest import open_client
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
+
+from cloche.model import Template
 
 
 def test_a_command_returns_its_output(client: httpx2.Client):
@@ -193,3 +196,22 @@ def test_a_workspace_is_found_again_after_a_pause(server: RunningServer, user: s
         [id] = [each["id"] for each in listed if each["metadata"].get("open_terminal") == name]
         assert httpx2.post(f"{server.url}/api/v1/sandboxes/{id}/pause", headers=own, json={}).status_code == 200
         assert sleepy.get("/files/read?path=kept.txt").json()["content"] == "still here"
+
+
+@pytest.mark.long
+def test_a_policy_has_a_workspace_of_its_own_with_its_network(template: Template, data_dir: str, tmp_path: Path):
+    settings = tmp_path / "cloche.toml"
+    policy = '[open_terminal.policies.online]\nallow = ["a.example:443"]\n'
+    settings.write_text(f'[network]\nallow = ["*:*"]\n\n[open_terminal]\ninfo = "of tests"\n\n{policy}')
+    with serving(data_dir, env={"CLOCHE_CONFIG": str(settings)}) as server:
+        key, name = {"X-API-Key": server.key}, f"user-{secrets.token_hex(4)}"
+        with open_client(server.url + "/open-terminal", server.key, name) as client:
+            assert client.get("/info").json() == {"info": "of tests"}
+            assert "/info" in client.get("/openapi.json").json()["paths"]
+            client.post("/p/online/files/write", json={"path": "f.txt", "content": "of the policy"})
+            assert client.get("/p/online/files/read?path=f.txt").json()["content"] == "of the policy"
+            assert client.get("/files/read?path=f.txt").status_code == 404
+        listed = httpx2.get(f"{server.url}/api/v1/sandboxes", headers=key).json()
+        own = [each["id"] for each in listed if each["metadata"].get("open_terminal") == name]
+        shown = [httpx2.get(f"{server.url}/api/v1/sandboxes/{id}/network", headers=key).text for id in own]
+        assert [("a.example" in each) for each in shown].count(True) == 1 and len(shown) == 2
