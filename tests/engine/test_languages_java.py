@@ -8,6 +8,7 @@ from tests.engine.test_languages import interrupted, run
 from cloche.engine.sandboxes.sandbox import Sandbox
 from cloche.events import Output, Run
 from cloche.guest.languages import languages
+from cloche.model import MIB, Limits, SandboxSpec
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -90,3 +91,18 @@ async def test_variables_of_java_are_listed_without_running_code_of_the_program(
     assert (found["number"], found["text"]) == (("int", "5"), ("String", '"a\\"b"'))
     assert found["list"] == ("List<Integer>", "") and found["odd"] == ("Odd", "")
     assert (await run(context, "1")).stdout == ""
+
+
+@pytest.mark.long
+async def test_a_full_heap_is_an_error_of_the_cell_and_keeps_the_state(engine, config):
+    if config.backend != "namespaces":
+        pytest.skip("without walls there are no limits")
+    box = await engine.create(SandboxSpec(limits=Limits(memory_bytes=256 * MIB)))
+    try:
+        context = await box.create_context(language="java")
+        await run(context, "int kept = 41;")
+        full = await run(context, "var all = new ArrayList<byte[]>(); while (true) all.add(new byte[8 << 20]);")
+        assert full.error is not None and full.error.name == "OutOfMemoryError"
+        assert (await run(context, "kept")).text == "41"
+    finally:
+        await box.kill()

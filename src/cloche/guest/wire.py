@@ -35,7 +35,7 @@ INIT (host <-> pid 1 of a sandbox)
   configure       env (base for all that starts later), cwd, user, sudo (see `sudo_server`); and
                   where the host has no cgroups for it: processes, data_bytes and open_files (per
                   process), watch_memory_bytes (all together)
-  kernel_start    kernel, token, language, user, cwd, env, fds=[channel, stdout, stderr]
+  kernel_start    kernel, token, language, user, cwd, env, memory_bytes, fds=[channel, stdout, stderr]
                                                ok {"pid"}
   kernel_signal   kernel, signal, group, brief?   group: the kernel's whole session, not only its process group
                                                brief: they stand still, and cannot end now

@@ -613,11 +613,21 @@ def _ignore_collected(_header: Header) -> None:
 
 
 async def start_kernel(
-    guest: InitClient, id: str, *, language: str = "python", user: str, cwd: str | None, env: dict[str, str]
+    guest: InitClient,
+    id: str,
+    *,
+    language: str = "python",
+    user: str,
+    cwd: str | None,
+    env: dict[str, str],
+    memory_bytes: int | None = None,
 ) -> KernelClient:
-    """Starts a kernel of that language and waits until it is ready. Raises as that does, or init's error."""
+    """Starts a kernel of that language and waits until it is ready. Raises as that does, or init's error.
+
+    `memory_bytes`: the sandbox's limit, for interpreters that bound themselves.
+    """
     wires = make_kernel_wires()
-    how: dict[str, Any] = {"language": language, "user": user, "cwd": cwd, "env": env}
+    how: dict[str, Any] = {"language": language, "user": user, "cwd": cwd, "env": env, "memory_bytes": memory_bytes}
     try:
         await guest.request(
             "kernel_start", warm=language == "python", wires=wires.theirs, kernel=id, token=wires.token, **how

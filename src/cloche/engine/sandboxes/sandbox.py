@@ -305,7 +305,10 @@ class Sandbox:
         self.check_running()
         self._kernels_started += 1
         id, language = str(self._kernels_started), context.language
-        return await start_kernel(self._guest, id, language=language, user=self.spec.user, cwd=context.cwd, env={})
+        user, memory_bytes = self.spec.user, self.limits.memory_bytes
+        return await start_kernel(
+            self._guest, id, language=language, user=user, cwd=context.cwd, env={}, memory_bytes=memory_bytes
+        )
 
     async def branch_kernel(self, origin: KernelClient) -> KernelClient:
         self.check_running()

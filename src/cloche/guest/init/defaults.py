@@ -23,6 +23,7 @@ class Defaults:
         self.cwd = "/mnt/data"
         self.processes = None
         self.data_bytes = None
+        self.memory_bytes = None  # of the sandbox, for interpreters that bound themselves
         self.open_files = None
         self.reserved_bytes = None  # see `limits`
 

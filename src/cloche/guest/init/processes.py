@@ -82,6 +82,7 @@ class Processes:
         env = self._defaults.environment(user, header.get("env", {}))
         cwd = self._defaults.path(header.get("cwd") or self._defaults.cwd)
         self._identities.uid(user)
+        self._defaults.memory_bytes = header.get("memory_bytes")
         token, wires, language = header["token"], tuple(header["wires"]), header.get("language") or "python"
         become_kernel, make_room = languages.kernel_starter(language, KERNEL_FDS, token, self._defaults)
         order = {"kind": "kernel", "user": user, "cwd": cwd, "env": env, "token": token}

@@ -93,7 +93,7 @@ def _java_starter(language: str, fds: tuple, token: str, defaults) -> tuple:
     program = find_java()
     if program is None:
         raise LanguageUnavailable(_NO_JAVA)
-    heap = [f"-Xmx{int(defaults.data_bytes * _JAVA_HEAP_SHARE) >> 20}m"] if defaults.data_bytes else []
+    heap = [f"-Xmx{int(defaults.memory_bytes * _JAVA_HEAP_SHARE) >> 20}m"] if defaults.memory_bytes else []
     command = [program, *_JAVA_OPTIONS, *heap, _JAVA_KERNEL]
     return lambda: _become_evaluator(fds, token, command, by_signal=False), None
 
