@@ -83,6 +83,7 @@ RET_ERRNO = 0x00050000
 RET_USER_NOTIF = 0x7FC00000
 RET_ALLOW = 0x7FFF0000
 
+_LEAF_VALUES = 4  # so few are compared one by one
 _FARTHEST = 255  # a conditional jump's offset is one byte
 _LONGEST = 4096  # BPF_MAXINSNS
 _SOCK_FILTER = struct.Struct("=HBBI")
@@ -138,6 +139,38 @@ def verdict_if_all(tests: tuple[ArgumentTest, ...], verdict: Code) -> Code:
     return code
 
 
+Clause = tuple[tuple[ArgumentTest, ...], Code]
+"""A verdict, and the tests that must all hold for it."""
+
+
+def verdict_of_first(clauses: list[Clause]) -> Code:
+    """The verdict of the first clause whose tests hold; falls through if there is none."""
+    firsts = [tests[0] for tests, _ in clauses if len(tests) > 1]
+    kinds = {first._replace(values=()) for first in firsts}
+    if (
+        len(clauses) < 3
+        or len(firsts) < len(clauses)
+        or len(kinds) > 1
+        or any(len(first.values) > 1 for first in firsts)
+    ):
+        return [instruction for tests, verdict in clauses for instruction in verdict_if_all(tests, verdict)]
+    return _select_by_first_test(clauses)
+
+
+def _select_by_first_test(clauses: list[Clause]) -> Code:
+    """The same for clauses that begin with one value of one argument: it is loaded once, not for each of them."""
+    groups: dict[int, Code] = {}
+    for tests, verdict in clauses:
+        groups.setdefault(tests[0].values[0], []).extend(verdict_if_all(tests[1:], verdict))
+    code: Code = []
+    for value, group in reversed(groups.items()):
+        group.append(Instruction(_JUMP, 0, 0, len(code)))
+        if len(group) > _FARTHEST:
+            raise ValueError("a rule too long for one conditional jump")
+        code = [Instruction(_JUMP_EQUAL, 0, len(group), value), *group, *code]
+    return [*_load_argument(clauses[0][0][0]), *code]
+
+
 def assemble_filter(code: Code) -> bytes:
     """The array of `struct sock_filter` that the kernel takes."""
     if len(code) > _LONGEST:
@@ -165,15 +198,27 @@ def _unless_at_least(bound: int, skipped: int) -> Code:
 
 def _test_argument(test: ArgumentTest, otherwise: int) -> Code:
     """Falls through if the test holds, else skips `otherwise` instructions."""
-    if otherwise > _FARTHEST or not 0 < len(test.values) <= _FARTHEST:
+    search = _search_value(sorted(test.values), 0, otherwise)
+    if any(step.jump_true > _FARTHEST or step.jump_false > _FARTHEST for step in search):
         raise ValueError("a rule too long for one conditional jump")
-    code = [_load_word(_ARGUMENTS_AT + 8 * test.argument + 4 * test.high)]
-    if test.mask != 0xFFFFFFFF:
-        code.append(Instruction(_AND, 0, 0, test.mask))
-    *first, last = test.values
-    for index, value in enumerate(first):
-        code.append(Instruction(_JUMP_EQUAL, len(first) - index, 0, value))
-    return [*code, Instruction(_JUMP_EQUAL, 0, otherwise, last)]
+    return [*_load_argument(test), *search]
+
+
+def _load_argument(test: ArgumentTest) -> Code:
+    load = _load_word(_ARGUMENTS_AT + 8 * test.argument + 4 * test.high)
+    return [load] if test.mask == 0xFFFFFFFF else [load, Instruction(_AND, 0, 0, test.mask)]
+
+
+def _search_value(values: list[int], matched: int, otherwise: int) -> Code:
+    """Skips `matched` instructions for one of the values, and `otherwise` more for any other."""
+    if len(values) <= _LEAF_VALUES:
+        *first, last = values
+        steps = [Instruction(_JUMP_EQUAL, len(first) - index + matched, 0, value) for index, value in enumerate(first)]
+        return [*steps, Instruction(_JUMP_EQUAL, matched, matched + otherwise, last)]
+    middle = len(values) // 2
+    above = _search_value(values[middle:], matched, otherwise)
+    below = _search_value(values[:middle], matched + len(above), otherwise)
+    return [Instruction(_JUMP_AT_LEAST, len(below), 0, values[middle]), *below, *above]
 
 
 Policy = dict[str, Any]
@@ -338,7 +383,23 @@ def _compile_rule(name: str, rule: Policy, constants: dict[str, int], default: s
         for verdict, clauses in verdicts
         for texts in clauses
     ]
-    return [instruction for clause, verdict in tests for instruction in verdict_if_all(clause, verdict)] + miss
+    return verdict_of_first(_merge_clauses(tests)) + miss
+
+
+def _merge_clauses(clauses: list[Clause]) -> list[Clause]:
+    """The same clauses, with neighbours in one that differ in the values of their last test only."""
+    merged: list[Clause] = []
+    for tests, verdict in clauses:
+        before, known = merged[-1] if merged else ((), verdict)
+        if before and known == verdict and _forget_last_values(before) == _forget_last_values(tests):
+            merged.pop()
+            tests = (*tests[:-1], tests[-1]._replace(values=before[-1].values + tests[-1].values))
+        merged.append((tests, verdict))
+    return merged
+
+
+def _forget_last_values(tests: tuple[ArgumentTest, ...]) -> tuple[ArgumentTest, ...]:
+    return (*tests[:-1], tests[-1]._replace(values=()))
 
 
 def _parse_test(text: str, constants: dict[str, int]) -> ArgumentTest:
