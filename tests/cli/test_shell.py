@@ -123,6 +123,7 @@ def test_python_prompt_completes_names_of_the_sandbox(terminal):
     prompt.wait_for(">>> ")
     prompt.type("if wonderful:\n\tprint('in', 'dented')\n\n")
     prompt.wait_for("in dented")
+    prompt.wait_for(">>> ")
     prompt.type("\x04")
     assert prompt.status() == 0
 

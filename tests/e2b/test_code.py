@@ -202,8 +202,8 @@ def test_bad_requests_are_answered_in_the_protocols_way(server, box, request_bod
 
 
 def test_the_sdk_reports_the_error(box):
-    with pytest.raises(SandboxException, match="there is no language 'r': a context can be python"):
-        box.run_code("1", language="r")
+    with pytest.raises(SandboxException, match="there is no language 'cobol': a context can be python"):
+        box.run_code("1", language="cobol")
     context = box.create_code_context()
     box.remove_code_context(context)
     with pytest.raises(NotFoundException, match=f"Context {context.id} not found"):

@@ -135,7 +135,7 @@ async def test_streams_and_watchers_count_together(server, async_box):
 async def test_watchers_are_forgotten_with_their_sandbox(bare_dir):
     async with assemble_engine(Config(data_dir=bare_dir, pool=PoolConfig(ready=0))) as engine:
         box, files = await engine.create(SandboxSpec()), FilesystemService()
-        state = {"e2b_sandbox": E2bSandbox(box.info, E2bTokens(b"secret"), box.handle)}
+        state = {"e2b_sandbox": E2bSandbox(box.info, E2bTokens(b"secret"), box.handle, sealed=False)}
         request = Request({"type": "http", "headers": [], "state": state})
         await files.create_watcher(request, EnvdWatchRequest(path="/tmp"))
         assert list(files._watchers) == [box]
