@@ -76,6 +76,13 @@ def test_autogen_finds_the_installed_packages(server: RunningServer):
     assert "numpy" in {each.strip(" '") for each in listed}
 
 
+def test_files_of_a_form_are_bounded(session: Session):
+    many = [("file", (f"{number}", b"x")) for number in range(101)]
+    refused = session.ask("POST", "/files/upload", files=many)
+    assert refused.status_code == 400 and "at most 100 files" in refused.text
+    assert session.ask("POST", "/files/upload", files=many[:2]).status_code == 200
+
+
 def test_files_are_uploaded_listed_and_downloaded(session: Session):
     made = session.ask("POST", "/files/upload", files={"file": ("a b.txt", b"content")})
     assert made.json()["value"][0]["properties"] | {"lastModifiedTime": ""} == {

@@ -25,6 +25,7 @@ from cloche.config import Config
 from cloche.engine.engine import Engine
 from cloche.model import FileInfo, Struct
 
+MAX_UPLOADED_FILES = 100  # of one form: each is a write in the sandbox
 DIRECTORY = "/mnt/data/"
 FILE_HEADERS = {"content-security-policy": "sandbox", "x-content-type-options": "nosniff"}
 
@@ -106,11 +107,16 @@ class SessionRoutes:
     async def upload(self, request: Request) -> Response:
         self._api.admit(request)
         boundary = parse_form_boundary(request.headers.get("content-type", ""))
-        sandbox, made = await self._api.sandbox(request), []
+        sandbox = await self._api.sandbox(request)
+        made: list[FileInfo] = []
         chunks = read_body_chunks(request, self._api.config.server.upload_bytes)
         async with contextlib.aclosing(iterate_form_parts(chunks, boundary)) as parts:
             async for part in parts:
                 if part.filename is not None:
+                    if len(made) == MAX_UPLOADED_FILES:
+                        raise errors.InvalidRequest(
+                            f"a form has at most {MAX_UPLOADED_FILES} files: send the rest apart"
+                        )
                     made.append(await sandbox.files.write(_file_path(part.filename), part.chunks, below=DIRECTORY))
         if not made:
             raise errors.InvalidRequest("a file is needed: send it as the part `file` of a form")
