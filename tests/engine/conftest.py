@@ -49,6 +49,8 @@ INSIDE = {
     "test_executions.py",
     "test_inspection.py",
     "test_languages.py",
+    "test_languages_java.py",
+    "test_languages_r.py",
     "test_quotas.py",
     "test_retention.py",
     "test_tool_calls.py",

@@ -365,6 +365,7 @@ answer = [box.commands.run(["python3", "-I", "-S", "-c", look], user=name).stdou
     assert user.ask(code) == [str(["Function not implemented"] * 4) + "\n"] * 2
 
 
+@pytest.mark.long
 def test_sockets_are_counted_and_their_buffers_stay_at_the_hosts_default(user: User):
     code = """look = "import socket, subprocess\\nheld = []\\n"
 look += "try:\\n    while len(held) < 2000: held += socket.socketpair()\\n"

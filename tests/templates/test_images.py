@@ -146,6 +146,7 @@ def test_image_without_python_runs_ours_and_commands_see_the_image(engine: None)
         assert read_text(box, "python3 -c 'print(40+2)'") == "42\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["own", "bare"])
 def test_pause_and_resume_keep_the_variables_of_an_image(engine: None, name: str):
     with cloche.Sandbox(name) as box:
@@ -380,7 +381,8 @@ def image_server(imported: str) -> Iterator[RunningServer]:
         yield running
 
 
-@pytest.mark.parametrize("image", ["bare", pytest.param("own", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("image", ["bare", "own"])
 def test_e2b_builds_from_an_imported_image(image_server: RunningServer, image: str):
     access = {"api_key": image_server.key, "api_url": f"{image_server.url}/e2b"}
     steps = E2bTemplate().from_image(f"docker.io/library/{image}").run_cmd("cat /data/note.txt > ~/copied")
@@ -399,6 +401,7 @@ def test_e2b_builds_from_an_imported_image(image_server: RunningServer, image: s
         box.kill()
 
 
+@pytest.mark.long
 def test_opensandbox_runs_an_imported_image(image_server: RunningServer):
     lifecycle = Lifecycle(image_server)
     made = lifecycle.create(image={"uri": "bare"}).json()
